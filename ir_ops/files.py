@@ -1,0 +1,32 @@
+"""Outputs are written beside their target and renamed: a reader sees the old file or the whole new one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ir_ops.errors import KvfuseError
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yields a path beside ``path`` to write to, and renames it to ``path`` when the block ends well.
+
+    Raises:
+        KvfuseError: the folder does not exist or cannot be written.
+    """
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise KvfuseError("no such folder to write to", where=str(target), hint=f"create {target.parent} first")
+    if target.is_dir():
+        raise KvfuseError("a folder stands where the file should go", where=str(target))
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        yield part
+        os.replace(part, target)
+    except PermissionError as error:
+        raise KvfuseError("cannot write", where=str(target), found=error.strerror or "no permission") from None
+    finally:
+        part.unlink(missing_ok=True)
