@@ -1,0 +1,85 @@
+"""Where a token lives in a cache. Nobody else does address arithmetic.
+
+A cache of N heads and D columns is stored in one of three orders; ``page`` and ``row`` say which token slot:
+
+=========  ==============================  ==================================================
+order      memory                          page, row
+=========  ==============================  ==================================================
+``BNSD``   ``[pages, N, rows, D]``         batch, position in the batch's own cache
+``BSND``   ``[pages, rows, N, D]``         page, offset in the page
+``NZ``     ``[pages, N, D/d0, rows, d0]``  page, offset in the page; d0 = 32 bytes / element
+=========  ==============================  ==================================================
+
+All functions take numpy arrays as well as recorded ONNX values (see :mod:`ir_ops.numeric`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ir_ops.dtypes import by_name
+
+ORDERS = ("BNSD", "BSND", "NZ")
+
+
+@dataclass(frozen=True)
+class CacheMode:
+    """A value of ``cache_mode``.
+
+    Attributes:
+        name: GE's word.
+        order: how the memory is ordered.
+        slot: what an index element means: ``row`` (row in the token's own batch, index ``[B, S]``), ``slot`` (flat
+            ``page * block_size + row``, index ``[B*S]``), ``block`` (start slot of a page that takes ``block_size``
+            consecutive tokens, index ``[B*ceil(S/block_size)]``).
+    """
+
+    name: str
+    order: str
+    slot: str
+
+    @property
+    def paged(self) -> bool:
+        return self.slot != "row"
+
+
+KV_CACHE_MODES = {
+    mode.name: mode
+    for mode in (
+        CacheMode("Norm", "BNSD", "row"),
+        CacheMode("PA", "BSND", "slot"),
+        CacheMode("PA_BNSD", "BSND", "slot"),
+        CacheMode("PA_NZ", "NZ", "slot"),
+        CacheMode("PA_BLK_BNSD", "BSND", "block"),
+        CacheMode("PA_BLK_NZ", "NZ", "block"),
+    )
+}
+"""The modes of KvRmsNormRopeCache (operator contract, section 3). PA and PA_BNSD are one layout."""
+
+
+def nz_block(dtype: str) -> int:
+    """d0, the columns of an NZ fractal: 32 bytes of the cache's element type."""
+    return 32 // by_name(dtype).itemsize
+
+
+def address(order: str, page: Any, row: Any, head: Any, column: Any, *, rows: Any, heads: Any, columns: Any, d0: int) -> Any:
+    """Flat element offset of ``(page, row, head, column)`` in a cache with ``rows`` token rows a page.
+
+    Args:
+        order: one of :data:`ORDERS`.
+        page, row, head, column: integers or integer tensors that broadcast together.
+        rows, heads, columns: sizes; for NZ ``columns`` is a multiple of ``d0``.
+        d0: :func:`nz_block` of the cache's type; unused for the other orders.
+    """
+    if order == "BNSD":
+        return ((page * heads + head) * rows + row) * columns + column
+    if order == "BSND":
+        return ((page * rows + row) * heads + head) * columns + column
+    fractal = (page * heads + head) * (columns // d0) + column // d0
+    return (fractal * rows + row) * d0 + column % d0
+
+
+def nz_shape(pages: int, rows: int, heads: int, columns: int, d0: int) -> tuple[int, int, int, int, int]:
+    """The real shape of an NZ cache that is declared ``[pages, rows, heads, columns]``."""
+    return (pages, heads, columns // d0, rows, d0)

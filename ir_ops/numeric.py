@@ -1,0 +1,127 @@
+"""The small tensor language in which operators are computed.
+
+An operator's computation is written once over :class:`Numeric`. :data:`NUMPY` runs it: that is the reference. The ONNX
+backend (``ir_ops.onnx_function``) records it as standard ONNX nodes: that is the function body. Tensors of either
+backend take the Python operators ``+ - * / // %`` and comparisons with each other and with Python numbers, which take
+the tensor's element type; ``//`` and ``%`` are only used on non-negative integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ir_ops.dtypes import Array, by_name, by_numpy
+
+Tensor = Any
+"""A tensor of the backend: a numpy array, or a recorded ONNX value."""
+Dim = Any
+"""A size: an int, or a scalar tensor of the backend."""
+
+
+class Numeric(Protocol):
+    """The operations a backend offers. Axes and slice bounds are Python ints; sizes may be backend scalars."""
+
+    def cast(self, x: Tensor, dtype: str) -> Tensor:
+        """To another element type, round half to even; to fp8 without saturation (overflow becomes NaN or inf).
+
+        NaN becomes the integer 0.
+        """
+
+    def dim(self, x: Tensor, axis: int) -> Dim: ...
+
+    def reshape(self, x: Tensor, dims: Sequence[Dim]) -> Tensor: ...
+
+    def transpose(self, x: Tensor, perm: Sequence[int]) -> Tensor: ...
+
+    def columns(self, x: Tensor, start: int, stop: int, step: int = 1) -> Tensor:
+        """``x[..., start:stop:step]``."""
+
+    def concat_columns(self, parts: Sequence[Tensor]) -> Tensor: ...
+
+    def broadcast(self, x: Tensor, dims: Sequence[Dim]) -> Tensor: ...
+
+    def arange(self, stop: Dim) -> Tensor:
+        """int64 ``0 .. stop-1``."""
+
+    def take(self, x: Tensor, rows: Tensor) -> Tensor:
+        """``x[rows]`` along the first axis."""
+
+    def sqrt(self, x: Tensor) -> Tensor: ...
+
+    def sum_columns(self, x: Tensor) -> Tensor:
+        """Sum over the last axis, which stays with size 1."""
+
+    def round(self, x: Tensor) -> Tensor:
+        """Half to even."""
+
+    def clip(self, x: Tensor, low: float, high: float) -> Tensor: ...
+
+    def zeros(self, dims: Sequence[Dim], dtype: str) -> Tensor: ...
+
+    def write(self, cache: Tensor, offsets: Tensor, values: Tensor, valid: Tensor) -> Tensor:
+        """A copy of ``cache`` with ``values[t]`` stored at flat element ``offsets[t]`` for each ``t`` with ``valid[t]``.
+
+        ``offsets`` and ``values`` are ``[T, N, D]``, ``valid`` is ``[T]``; valid offsets are distinct.
+        """
+
+
+class NumpyNumeric:
+    """The numpy backend."""
+
+    def cast(self, x: Array, dtype: str) -> Array:
+        target = by_name(dtype)
+        if not target.is_float and by_numpy(x.dtype).is_float:
+            x = np.where(np.isnan(x), x.dtype.type(0), x)
+        return x.astype(target.np)
+
+    def dim(self, x: Array, axis: int) -> int:
+        return int(x.shape[axis])
+
+    def reshape(self, x: Array, dims: Sequence[int]) -> Array:
+        return x.reshape(dims)
+
+    def transpose(self, x: Array, perm: Sequence[int]) -> Array:
+        return x.transpose(perm)
+
+    def columns(self, x: Array, start: int, stop: int, step: int = 1) -> Array:
+        return x[..., start:stop:step]
+
+    def concat_columns(self, parts: Sequence[Array]) -> Array:
+        return np.concatenate(parts, axis=-1)
+
+    def broadcast(self, x: Array, dims: Sequence[int]) -> Array:
+        return np.broadcast_to(x, dims)
+
+    def arange(self, stop: int) -> Array:
+        return np.arange(stop, dtype=np.int64)
+
+    def take(self, x: Array, rows: Array) -> Array:
+        return x[rows]
+
+    def sqrt(self, x: Array) -> Array:
+        root: Array = np.sqrt(x)
+        return root
+
+    def sum_columns(self, x: Array) -> Array:
+        total: Array = x.sum(axis=-1, keepdims=True, dtype=x.dtype)
+        return total
+
+    def round(self, x: Array) -> Array:
+        return np.rint(x)
+
+    def clip(self, x: Array, low: float, high: float) -> Array:
+        return np.clip(x, x.dtype.type(low), x.dtype.type(high))
+
+    def zeros(self, dims: Sequence[int], dtype: str) -> Array:
+        return np.zeros(tuple(dims), by_name(dtype).np)
+
+    def write(self, cache: Array, offsets: Array, values: Array, valid: Array) -> Array:
+        result = cache.copy(order="C")
+        result.reshape(-1)[offsets[valid]] = values[valid]
+        return result
+
+
+NUMPY = NumpyNumeric()

@@ -1,0 +1,52 @@
+"""The computations that the attention-preamble operators share, over :class:`ir_ops.numeric.Numeric`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ir_ops.layout import CacheMode
+from ir_ops.numeric import Numeric
+
+FLOAT8_MAX = {"float8_e5m2": 57344.0, "float8_e4m3fn": 448.0}
+
+
+def rms_norm(xp: Numeric, x: Any, width: int, gamma: Any, epsilon: float) -> Any:
+    """``x / sqrt(mean(x^2) + epsilon) * gamma`` over the last axis, in the type of x; divides before it multiplies."""
+    mean = xp.sum_columns(x * x) * (1.0 / width)
+    return x / xp.sqrt(mean + epsilon) * gamma
+
+
+def rotate_interleaved(xp: Numeric, x: Any, cos: Any, sin: Any, width: int) -> Any:
+    """Rotates pairs ``(x[2j], x[2j+1])`` into columns ``j`` and ``width/2 + j``: interleaved in, halves out."""
+    half = width // 2
+    even, odd = xp.columns(x, 0, width, 2), xp.columns(x, 1, width, 2)
+    low = even * xp.columns(cos, 0, half) - odd * xp.columns(sin, 0, half)
+    high = odd * xp.columns(cos, half, width) + even * xp.columns(sin, half, width)
+    return xp.concat_columns([low, high])
+
+
+def store(xp: Numeric, x: Any, dtype: str, scale: Any, offset: Any, float8_cast: str) -> Any:
+    """The fp32 row as the cache holds it."""
+    if scale is None:
+        return xp.cast(x, dtype)
+    x = x * scale
+    if offset is not None:
+        x = x + offset
+    if dtype == "int8" or float8_cast == "integer":
+        x = xp.clip(xp.round(x), -128.0, 127.0)
+    elif float8_cast == "saturate":
+        x = xp.clip(x, -FLOAT8_MAX[dtype], FLOAT8_MAX[dtype])
+    return xp.cast(x, dtype)
+
+
+def slots(xp: Numeric, mode: CacheMode, index: Any, batch: Any, tokens: Any, rows: Any) -> tuple[Any, Any, Any]:
+    """Page, row and validity of every token, each ``[B*S]``."""
+    token = xp.arange(batch * tokens)
+    slot = xp.reshape(index, [-1])
+    if mode.slot == "row":
+        return token // tokens, slot, slot >= 0
+    if mode.slot == "slot":
+        return slot // rows, slot % rows, slot >= 0
+    pages = (tokens + (rows - 1)) // rows
+    slot = xp.take(slot, token // tokens * pages + token % tokens // rows)
+    return slot // rows, token % tokens % rows, slot >= 0
