@@ -10,7 +10,12 @@ if TYPE_CHECKING:
 
 __all__ = ["OPS", "Operator", "TensorSpec", "Violation"]
 
-_HOMES = {"OPS": "ir_ops.ops", "Operator": "ir_ops.declaration", "TensorSpec": "ir_ops.declaration", "Violation": "ir_ops.declaration"}
+_HOMES = {
+    "OPS": "ir_ops.ops",
+    "Operator": "ir_ops.declaration",
+    "TensorSpec": "ir_ops.declaration",
+    "Violation": "ir_ops.declaration",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -130,7 +130,9 @@ class Undecided(Exception):
 class Case:
     """What a constraint looks at: specs, values where known, attributes with defaults, the product."""
 
-    def __init__(self, specs: Mapping[str, TensorSpec], values: Mapping[str, Array], attrs: Attrs, product: str) -> None:
+    def __init__(
+        self, specs: Mapping[str, TensorSpec], values: Mapping[str, Array], attrs: Attrs, product: str
+    ) -> None:
         self.specs, self.values, self.attrs, self.product = specs, values, attrs, product
 
     def has(self, name: str) -> bool:

@@ -56,7 +56,9 @@ class DType:
         return self.is_float and self.bits == 8
 
 
-def _row(name: str, np_dtype: DTypeLike | None, onnx: int | None, proto: int, attr: int, bits: int, suffix: str = "") -> DType:
+def _row(
+    name: str, np_dtype: DTypeLike | None, onnx: int | None, proto: int, attr: int, bits: int, suffix: str = ""
+) -> DType:
     return DType(name, None if np_dtype is None else np.dtype(np_dtype), onnx, proto, attr, bits, suffix)
 
 

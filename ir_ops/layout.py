@@ -63,7 +63,9 @@ def nz_block(dtype: str) -> int:
     return 32 // by_name(dtype).itemsize
 
 
-def address(order: str, page: Any, row: Any, head: Any, column: Any, *, rows: Any, heads: Any, columns: Any, d0: int) -> Any:
+def address(
+    order: str, page: Any, row: Any, head: Any, column: Any, *, rows: Any, heads: Any, columns: Any, d0: int
+) -> Any:
     """Flat element offset of ``(page, row, head, column)`` in a cache with ``rows`` token rows a page.
 
     Args:

@@ -62,7 +62,7 @@ class Numeric(Protocol):
     def zeros(self, dims: Sequence[Dim], dtype: str) -> Tensor: ...
 
     def write(self, cache: Tensor, offsets: Tensor, values: Tensor, valid: Tensor) -> Tensor:
-        """A copy of ``cache`` with ``values[t]`` stored at flat element ``offsets[t]`` for each ``t`` with ``valid[t]``.
+        """A copy of ``cache`` with ``values[t]`` stored at flat element ``offsets[t]`` for each valid ``t``.
 
         ``offsets`` and ``values`` are ``[T, N, D]``, ``valid`` is ``[T]``; valid offsets are distinct.
         """

@@ -16,7 +16,19 @@ from typing import Any
 import numpy as np
 
 from ir_ops.declaration import (
-    Attr, Attrs, Case, Constraint, Finding, Input, Operator, Output, Shape, TensorSpec, Undecided, shape_differs, shape_text,
+    Attr,
+    Attrs,
+    Case,
+    Constraint,
+    Finding,
+    Input,
+    Operator,
+    Output,
+    Shape,
+    TensorSpec,
+    Undecided,
+    shape_differs,
+    shape_text,
 )
 from ir_ops.dtypes import by_name
 from ir_ops.layout import KV_CACHE_MODES, CacheMode, address, nz_block
@@ -382,7 +394,9 @@ CONSTRAINTS = (
     Constraint("KV-28", "the product takes float16 only when nothing is quantised", _kirin_plain, ("kirin",)),
     Constraint("KV-29", "epsilon must be finite", _epsilon_finite),
     Constraint("KV-29", "epsilon should be positive", _epsilon_positive, severity="warning"),
-    Constraint("KV-31", "the product needs cos and sin rows for every token in this mode", _device_rope_rows, _ASCEND_2),
+    Constraint(
+        "KV-31", "the product needs cos and sin rows for every token in this mode", _device_rope_rows, _ASCEND_2
+    ),
     Constraint("KV-32", "block_num is small for B and S", _enough_blocks, severity="warning"),
 )
 """KV-05 (index is int64) is the type row ``I``; KV-30 (finite inputs) is a documented precondition, not checked."""
@@ -465,8 +479,8 @@ OPERATOR = Operator(
         Input("cos", "T", "[B, N or 1, S or 1, R]", "full width, in output order"),
         Input("sin", "T", "as cos"),
         Input("index", "I", "Norm [B, S]; PA* [B*S]; PA_BLK_* [B*ceil(S/block_size)]", "where to write; -1 skips"),
-        Input("k_cache", "TK", "Norm [B, N, Scache, Dk]; PA* [block_num, block_size, N, Dk]", "in place", ref="k_cache"),
-        Input("ckv_cache", "TC", "as k_cache with Dv columns", "in place", ref="ckv_cache"),
+        Input("k_cache", "TK", "Norm [B, N, Scache, Dk]; PA* [block_num, block_size, N, Dk]", "in place", False, "k_cache"),
+        Input("ckv_cache", "TC", "as k_cache with Dv columns", "in place", False, "ckv_cache"),
         Input("k_rope_scale", "F", "[1], [Dk], [1, Dk] or [N, Dk]", "multiplier; given when k_cache is 8-bit", True),
         Input("c_kv_scale", "F", "[1], [Dv], [1, Dv] or [N, Dv]", "multiplier; given when ckv_cache is 8-bit", True),
         Input("k_rope_offset", "F", "as k_rope_scale", "added after the scale", True),
