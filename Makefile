@@ -1,0 +1,49 @@
+# kvfuse: everything a contributor runs. Needs a C++17 compiler, make and python3; the rest comes from PyPI into .venv.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+OUT    ?= out/demo
+JOBS   ?= 2
+
+CXX_SOURCES = $(shell find custom_ort -name '*.cc' -o -name '*.h' -o -name '*.hpp' -o -name CMakeLists.txt -o -name '*.cmake')
+CXX_STYLE   = $(filter %.cc %.h %.hpp,$(CXX_SOURCES))
+MYPY_PATHS  = ir_ops fusion custom_ort models benchmarks
+
+.PHONY: demo test lint format bench docs install clean
+.DEFAULT_GOAL := demo
+
+demo: $(VENV)/.installed ## fuse, verify, run and export the shipped DeepSeek-V3 layer
+	$(BIN)/kvfuse demo --out $(OUT)
+
+test: lint ## style, types, then all tests
+	$(BIN)/python -m pytest -q -n $(JOBS)
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CXX_STYLE)
+
+format: $(VENV)/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_STYLE)
+
+bench: $(VENV)/.installed
+	$(BIN)/kvfuse bench
+
+install: $(VENV)/.installed
+
+# The environment: tools first, then kvfuse itself in editable form (Python changes are live, C++ changes rebuild).
+$(VENV)/.tools: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check --upgrade pip scikit-build-core cmake ninja
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.tools $(CXX_SOURCES)
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf build dist out .pytest_cache .mypy_cache .ruff_cache
