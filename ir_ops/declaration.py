@@ -164,6 +164,11 @@ class Case:
         return self.values[name]
 
 
+def dim(name: str, axis: int) -> Callable[[Case], int]:
+    """The size of one dim of an input, as rules take sizes."""
+    return lambda case: case.dim(name, axis)
+
+
 Finding = tuple[str, str]
 Rule = Callable[[Case], Iterable[Finding]]
 

@@ -81,7 +81,8 @@ class NumpyNumeric:
         return int(x.shape[axis])
 
     def reshape(self, x: Array, dims: Sequence[int]) -> Array:
-        return x.reshape(dims)
+        reshaped: Array = x.reshape(dims)
+        return reshaped
 
     def transpose(self, x: Array, perm: Sequence[int]) -> Array:
         return x.transpose(perm)
@@ -110,7 +111,8 @@ class NumpyNumeric:
         return total
 
     def round(self, x: Array) -> Array:
-        return np.rint(x)
+        rounded: Array = np.rint(x)
+        return rounded
 
     def clip(self, x: Array, low: float, high: float) -> Array:
         return np.clip(x, x.dtype.type(low), x.dtype.type(high))

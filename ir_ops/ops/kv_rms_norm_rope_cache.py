@@ -13,8 +13,38 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
+from ir_ops.contract import (
+    ASCEND_2,
+    DEVICES,
+    EIGHT_BIT,
+    FLOATS,
+    QuantCache,
+    any_quantised,
+    block_starts,
+    cos_and_sin,
+    enough_blocks,
+    even,
+    finite,
+    index_shape,
+    index_values,
+    known_word,
+    mode_of,
+    not_empty,
+    nz_width,
+    offset_needs_scale,
+    one_quant_type,
+    page_multiple,
+    page_over_one,
+    positive,
+    quant_shapes,
+    quant_type_in,
+    rank,
+    same_pages,
+    same_type,
+    scale_and_type,
+    type_in,
+    when,
+)
 from ir_ops.declaration import (
     Attr,
     Attrs,
@@ -26,378 +56,223 @@ from ir_ops.declaration import (
     Output,
     Shape,
     TensorSpec,
-    Undecided,
+    dim,
     shape_differs,
     shape_text,
 )
 from ir_ops.dtypes import by_name
-from ir_ops.layout import KV_CACHE_MODES, CacheMode, address, nz_block
+from ir_ops.layout import KV_CACHE_MODES, address, nz_block
 from ir_ops.numeric import Numeric
 from ir_ops.preamble import rms_norm, rotate_interleaved, slots, store
 
-_FLOATS = ("float32", "float16", "bfloat16")
-_EIGHT_BIT = ("int8", "hifloat8", "float8_e5m2", "float8_e4m3fn")
-_ASCEND_2 = ("A2", "A3")
-_DEVICES = ("950", "A3", "A2", "kirin")
-_QUANT = {"k_cache": ("k_rope_scale", "k_rope_offset"), "ckv_cache": ("c_kv_scale", "c_kv_offset")}
+_mode = mode_of(KV_CACHE_MODES)
+_batch, _heads, _tokens, _rope = dim("kv", 0), dim("kv", 1), dim("kv", 2), dim("cos", -1)
+_blocks, _page = dim("k_cache", 0), dim("k_cache", 1)
 
 
-def _is_v2(case: Case) -> bool:
+def _v2(case: Case) -> bool:
     return case.has("v")
+
+
+def _v1(case: Case) -> bool:
+    return not case.has("v")
+
+
+def _paged(case: Case) -> bool:
+    return _mode(case).paged
+
+
+def _norm(case: Case) -> bool:
+    return not _mode(case).paged
+
+
+def _by_block(case: Case) -> bool:
+    return _mode(case).slot == "block"
+
+
+def _nz(case: Case) -> bool:
+    return _mode(case).order == "NZ"
 
 
 def _k_width(case: Case) -> int:
     """Columns of a k_cache row: the rotated part (V1) or the whole normalised key (V2)."""
-    return case.dim("gamma", 0) if _is_v2(case) else case.dim("cos", -1)
+    return case.dim("gamma", 0) if _v2(case) else _rope(case)
 
 
 def _v_width(case: Case) -> int:
-    return case.dim("v", -1) if _is_v2(case) else case.dim("gamma", 0)
+    return case.dim("v", -1) if _v2(case) else case.dim("gamma", 0)
 
 
-def _width(case: Case, cache: str) -> int:
-    return _k_width(case) if cache == "k_cache" else _v_width(case)
+def _rows(case: Case) -> int:
+    """Token rows of one page, or of one batch's own cache."""
+    return case.dim("k_cache", 1 if _paged(case) else 2)
 
 
-def _mode(case: Case) -> CacheMode:
-    mode = KV_CACHE_MODES.get(str(case.attrs["cache_mode"]))
-    if mode is None:
-        raise Undecided("cache_mode")
-    return mode
-
-
-def _bits(case: Case, name: str) -> int:
-    return by_name(case.dtype(name)).bits
-
-
-def _quantised(case: Case, cache: str) -> bool:
-    return _bits(case, cache) == 8
-
-
-def _kv_rank(case: Case) -> Iterator[Finding]:
-    if len(case.shape("kv")) != 4:
-        yield f"kv {shape_text(case.shape('kv'))}", "[B, N, S, D]"
-
-
-def _not_empty(case: Case) -> Iterator[Finding]:
-    for name, spec in case.specs.items():
-        if spec.shape is not None and 0 in spec.shape:
-            yield f"{name} {shape_text(spec.shape)}", "every dim >= 1"
-
-
-def _one_float_type(case: Case) -> Iterator[Finding]:
-    for name in ("gamma", "cos", "sin", "v"):
-        if case.has(name) and case.dtype(name) != case.dtype("kv"):
-            yield f"{name} {case.dtype(name)}", f"{case.dtype('kv')} as kv"
-
-
-def _device_float_type(case: Case) -> Iterator[Finding]:
-    if case.dtype("kv") not in ("float16", "bfloat16"):
-        yield f"kv {case.dtype('kv')}", "float16 | bfloat16"
+_K = QuantCache("k_cache", "k_rope_scale", "k_rope_offset", _k_width)
+_V = QuantCache("ckv_cache", "c_kv_scale", "c_kv_offset", _v_width)
+_CACHES = (_K, _V)
 
 
 def _v1_one_head(case: Case) -> Iterator[Finding]:
-    if not _is_v2(case) and case.dim("kv", 1) != 1:
-        yield f"N = {case.dim('kv', 1)} without v", "N = 1"
+    if _heads(case) != 1:
+        yield f"N = {_heads(case)} without v", "N = 1"
 
 
 def _v2_device_heads(case: Case) -> Iterator[Finding]:
-    if _is_v2(case) and case.dim("kv", 1) not in (1, 2, 4, 8):
-        yield f"N = {case.dim('kv', 1)}", "N in 1, 2, 4, 8"
+    if _heads(case) not in (1, 2, 4, 8):
+        yield f"N = {_heads(case)}", "N in 1, 2, 4, 8"
 
 
-def _v1_split(case: Case) -> Iterator[Finding]:
+def _split(case: Case) -> Iterator[Finding]:
     if len(case.shape("gamma")) != 1:
         yield f"gamma {shape_text(case.shape('gamma'))}", "a 1-D gamma"
-    elif not _is_v2(case) and case.dim("kv", -1) != case.dim("gamma", 0) + case.dim("cos", -1):
-        yield f"D = {case.dim('kv', -1)}", f"len(gamma) + rope width = {case.dim('gamma', 0)} + {case.dim('cos', -1)}"
-
-
-def _rope_even(case: Case) -> Iterator[Finding]:
-    if case.dim("cos", -1) % 2:
-        yield f"rope width {case.dim('cos', -1)}", "an even width"
+    elif _v1(case) and case.dim("kv", -1) != case.dim("gamma", 0) + _rope(case):
+        yield f"D = {case.dim('kv', -1)}", f"len(gamma) + rope width = {case.dim('gamma', 0)} + {_rope(case)}"
 
 
 def _v1_device_widths(case: Case) -> Iterator[Finding]:
-    if not _is_v2(case) and (case.dim("cos", -1), case.dim("gamma", 0)) != (64, 512):
-        yield f"Dk = {case.dim('cos', -1)}, Dv = {case.dim('gamma', 0)}", "Dk = 64, Dv = 512"
+    if (_rope(case), case.dim("gamma", 0)) != (64, 512):
+        yield f"Dk = {_rope(case)}, Dv = {case.dim('gamma', 0)}", "Dk = 64, Dv = 512"
 
 
 def _v2_shapes(case: Case) -> Iterator[Finding]:
-    if not _is_v2(case):
-        return
     kv, v = case.shape("kv"), case.shape("v")
     if len(v) != 4 or shape_differs(v[:3], kv[:3]):
         yield f"v {shape_text(v)}", f"[B, N, S, Dv] with B, N, S of kv {shape_text(kv)}"
     if case.dim("gamma", 0) != case.dim("kv", -1):
         yield f"gamma {shape_text(case.shape('gamma'))}", f"[{case.dim('kv', -1)}]"
-    if case.dim("cos", -1) > case.dim("kv", -1):
-        yield f"rope width {case.dim('cos', -1)}", f"at most the key width {case.dim('kv', -1)}"
+    if _rope(case) > case.dim("kv", -1):
+        yield f"rope width {_rope(case)}", f"at most the key width {case.dim('kv', -1)}"
 
 
 def _v2_device_widths(case: Case) -> Iterator[Finding]:
-    if _is_v2(case):
-        found = (case.dim("kv", -1), case.dim("cos", -1), case.dim("v", -1))
-        if found != (192, 64, 128):
-            yield "key, rope, v widths " + ", ".join(map(str, found)), "192, 64, 128"
-
-
-def _cos_sin(case: Case) -> Iterator[Finding]:
-    kv, cos, sin = case.shape("kv"), case.shape("cos"), case.shape("sin")
-    if shape_differs(sin, cos):
-        yield f"sin {shape_text(sin)}", f"the shape of cos {shape_text(cos)}"
-    fits = len(cos) == 4 and len(kv) == 4 and not shape_differs(cos[:1], kv[:1])
-    if fits:
-        fits = all(cos[axis] in (1, None) or not shape_differs((cos[axis],), (kv[axis],)) for axis in (1, 2))
-    if not fits:
-        yield f"cos {shape_text(cos)}", f"[B, N or 1, S or 1, R] for kv {shape_text(kv)}"
+    found = (case.dim("kv", -1), _rope(case), case.dim("v", -1))
+    if found != (192, 64, 128):
+        yield "key, rope, v widths " + ", ".join(map(str, found)), "192, 64, 128"
 
 
 def _v2_device_cos_heads(case: Case) -> Iterator[Finding]:
-    if _is_v2(case) and case.dim("cos", 1) != case.dim("kv", 1):
-        yield f"cos dim 1 = {case.dim('cos', 1)}", f"N = {case.dim('kv', 1)}"
-
-
-def _known_mode(case: Case) -> Iterator[Finding]:
-    if case.attrs["cache_mode"] not in KV_CACHE_MODES:
-        yield f"cache_mode {case.attrs['cache_mode']!r}", " | ".join(KV_CACHE_MODES)
+    if case.dim("cos", 1) != _heads(case):
+        yield f"cos dim 1 = {case.dim('cos', 1)}", f"N = {_heads(case)}"
 
 
 def _cache_shapes(case: Case) -> Iterator[Finding]:
-    mode = _mode(case)
-    for cache in _QUANT:
-        shape = case.shape(cache)
-        heads, width = case.dim("kv", 1), _width(case, cache)
-        wanted: Shape = (None, None, heads, width) if mode.paged else (None, heads, None, width)
+    for cache in _CACHES:
+        shape, heads, width = case.shape(cache.cache), _heads(case), cache.width(case)
+        wanted: Shape = (None, None, heads, width) if _paged(case) else (None, heads, None, width)
         if shape_differs(shape, wanted):
-            yield f"{cache} {shape_text(shape)}", f"{shape_text(wanted)} in mode {mode.name}"
+            yield f"{cache.cache} {shape_text(shape)}", f"{shape_text(wanted)} in mode {_mode(case).name}"
 
 
 def _norm_cache(case: Case) -> Iterator[Finding]:
-    if _mode(case).paged:
-        return
-    for cache in _QUANT:
-        if case.dim(cache, 0) != case.dim("kv", 0):
-            yield f"{cache} batch {case.dim(cache, 0)}", f"B = {case.dim('kv', 0)}"
-        if case.dim(cache, 2) < case.dim("kv", 2):
-            yield f"{cache} rows {case.dim(cache, 2)}", f"at least S = {case.dim('kv', 2)}"
+    for name in ("k_cache", "ckv_cache"):
+        if case.dim(name, 0) != _batch(case):
+            yield f"{name} batch {case.dim(name, 0)}", f"B = {_batch(case)}"
+        if case.dim(name, 2) < _tokens(case):
+            yield f"{name} rows {case.dim(name, 2)}", f"at least S = {_tokens(case)}"
     if case.dim("k_cache", 2) != case.dim("ckv_cache", 2):
         yield f"rows {case.dim('k_cache', 2)} and {case.dim('ckv_cache', 2)}", "equal rows in both caches"
 
 
-def _paged_cache(case: Case) -> Iterator[Finding]:
-    if _mode(case).paged:
-        k, ckv = case.shape("k_cache")[:2], case.shape("ckv_cache")[:2]
-        if shape_differs(k, ckv):
-            yield f"k_cache {shape_text(k)}, ckv_cache {shape_text(ckv)}", "equal block_num and block_size"
-
-
-def _device_page_over_one(case: Case) -> Iterator[Finding]:
-    if _mode(case).paged and case.dim("k_cache", 1) <= 1:
-        yield f"block_size {case.dim('k_cache', 1)}", "block_size > 1"
-
-
-def _device_page_multiple(case: Case) -> Iterator[Finding]:
-    if _mode(case).paged:
-        multiple = 32 if any(_quantised(case, cache) for cache in _QUANT) else 16
-        if case.dim("k_cache", 1) % multiple:
-            yield f"block_size {case.dim('k_cache', 1)}", f"a multiple of {multiple}"
-
-
-def _nz_width(case: Case) -> Iterator[Finding]:
-    if _mode(case).order == "NZ":
-        for cache in _QUANT:
-            d0 = nz_block(case.dtype(cache))
-            if _width(case, cache) % d0:
-                yield f"{cache} width {_width(case, cache)}", f"a multiple of {d0}"
-
-
-def _index_count(case: Case) -> tuple[Shape, int]:
-    """Wanted shape and count of index."""
-    mode, batch, tokens = _mode(case), case.dim("kv", 0), case.dim("kv", 2)
-    if mode.slot == "row":
-        return (batch, tokens), batch * tokens
-    if mode.slot == "block":
-        tokens = -(-tokens // case.dim("k_cache", 1))
-    return (batch * tokens,), batch * tokens
-
-
-def _index_shape(case: Case) -> Iterator[Finding]:
-    wanted, count = _index_count(case)
-    shape = case.shape("index")
-    if len(wanted) == 2:
-        wrong = shape_differs(shape, wanted)
-    else:
-        if None in shape:
-            raise Undecided("index")
-        wrong = int(np.prod([dim for dim in shape if dim is not None], dtype=np.int64)) != count
-    if wrong:
-        yield f"index {shape_text(shape)}", f"{shape_text(wanted)} in mode {_mode(case).name}"
-
-
-def _index_values(case: Case) -> Iterator[Finding]:
-    mode, index = _mode(case), case.value("index")
-    if mode.slot == "row":
-        limit, groups = case.dim("k_cache", 2), index.reshape(case.dim("kv", 0), -1)
-    else:
-        limit, groups = case.dim("k_cache", 0) * case.dim("k_cache", 1), index.reshape(1, -1)
-    outside = np.flatnonzero((index.reshape(-1) < -1) | (index.reshape(-1) >= limit))
-    if outside.size:
-        place = int(outside[0])
-        yield f"index[{place}] = {int(index.reshape(-1)[place])}", f"-1 (skip) to {limit - 1}"
-        return
-    pages = case.dim("k_cache", 1) if mode.slot == "block" else 1
-    for group in groups:
-        seen: dict[int, int] = {}
-        for place, value in enumerate(group.tolist()):
-            if value >= 0 and seen.setdefault(value // pages, place) != place:
-                yield f"index[{place}] = {value} again", "distinct pages" if pages > 1 else "distinct slots"
-                return
-
-
-def _block_start(case: Case) -> Iterator[Finding]:
-    if _mode(case).slot == "block":
-        index, size = case.value("index").reshape(-1), case.dim("k_cache", 1)
-        inside = np.flatnonzero((index >= 0) & (index % size != 0))
-        if inside.size:
-            yield f"index[{int(inside[0])}] = {int(index[inside[0]])}", f"a multiple of block_size {size}"
-
-
-def _offset_needs_scale(case: Case) -> Iterator[Finding]:
-    for scale, offset in _QUANT.values():
-        if case.has(offset) and not case.has(scale):
-            yield f"{offset} without {scale}", "both or neither"
-
-
-def _scale_and_type(case: Case) -> Iterator[Finding]:
-    for cache, (scale, _) in _QUANT.items():
-        if case.has(scale) and not _quantised(case, cache):
-            yield f"{scale} with a {case.dtype(cache)} {cache}", "an 8-bit cache"
-        if not case.has(scale) and case.dtype(cache) != case.dtype("kv"):
-            yield f"{case.dtype(cache)} {cache} without {scale}", f"{scale}, or a {case.dtype('kv')} cache"
-
-
-def _quant_shapes(case: Case) -> Iterator[Finding]:
-    for cache, names in _QUANT.items():
-        for name in names:
-            if case.has(name):
-                width, heads, shape = _width(case, cache), case.dim("kv", 1), case.shape(name)
-                accepted: list[Shape] = [(1,), (width,), (1, width), (heads, width)]
-                if all(shape_differs(shape, wanted) for wanted in accepted):
-                    yield f"{name} {shape_text(shape)}", f"[1], [{width}], [1, {width}] or [{heads}, {width}]"
-
-
 def _device_quant_shapes(case: Case) -> Iterator[Finding]:
-    given = {name: case.shape(name) for names in _QUANT.values() for name in names if case.has(name)}
+    names = [name for cache in _CACHES for name in (cache.scale, cache.offset)]
+    given = {name: case.shape(name) for name in names if case.has(name)}
     for name, shape in given.items():
-        if _is_v2(case) and len(shape) != 2:
+        if _v2(case) and len(shape) != 2:
             yield f"{name} {shape_text(shape)}", "[N, D] when v is given"
-        if not _is_v2(case) and case.product in _ASCEND_2 and shape == (1,):
+        if _v1(case) and case.product in ASCEND_2 and shape == (1,):
             yield f"{name} [1]", "[D] or [1, D]"
     if len({len(shape) for shape in given.values()}) > 1:
         yield ", ".join(f"{name} {shape_text(shape)}" for name, shape in given.items()), "equal ranks"
 
 
-def _one_quant_type(case: Case) -> Iterator[Finding]:
-    k, ckv = case.dtype("k_cache"), case.dtype("ckv_cache")
-    if k in _EIGHT_BIT and ckv in _EIGHT_BIT and k != ckv:
-        yield f"k_cache {k}, ckv_cache {ckv}", "one 8-bit type"
-
-
-def _int8_only(case: Case) -> Iterator[Finding]:
-    for cache in _QUANT:
-        if _quantised(case, cache) and case.dtype(cache) != "int8":
-            yield f"{cache} {case.dtype(cache)}", "int8"
-
-
 def _v1_norm_plain(case: Case) -> Iterator[Finding]:
-    if not _is_v2(case) and not _mode(case).paged and any(_quantised(case, cache) for cache in _QUANT):
+    if any_quantised(case, _CACHES):
         yield "Norm mode with an 8-bit cache and no v", "a paged mode, or plain caches"
 
 
 def _v1_offset_ignored(case: Case) -> Iterator[Finding]:
-    if not _is_v2(case):
-        for _, offset in _QUANT.values():
-            if case.has(offset):
-                yield offset, "symmetric quantisation"
+    for cache in _CACHES:
+        if case.has(cache.offset):
+            yield cache.offset, "symmetric quantisation"
 
 
 def _v_given(case: Case) -> Iterator[Finding]:
-    if _is_v2(case):
-        yield "v given (V2)", "V1"
+    yield "v given (V2)", "V1"
 
 
 def _kirin_plain(case: Case) -> Iterator[Finding]:
-    if case.dtype("kv") != "float16" and not any(_quantised(case, cache) for cache in _QUANT):
+    if case.dtype("kv") != "float16" and not any_quantised(case, _CACHES):
         yield f"kv {case.dtype('kv')}", "float16"
-
-
-def _epsilon_finite(case: Case) -> Iterator[Finding]:
-    if not np.isfinite(case.attrs["epsilon"]):
-        yield f"epsilon {case.attrs['epsilon']}", "a finite number"
-
-
-def _epsilon_positive(case: Case) -> Iterator[Finding]:
-    if np.isfinite(case.attrs["epsilon"]) and float(case.attrs["epsilon"]) <= 0:  # type: ignore[arg-type]
-        yield f"epsilon {case.attrs['epsilon']}", "epsilon > 0"
 
 
 def _device_rope_rows(case: Case) -> Iterator[Finding]:
     mode = str(case.attrs["cache_mode"])
-    if case.dim("cos", 2) == 1 and case.dim("kv", 2) > 1:
-        plain = not any(_quantised(case, cache) for cache in _QUANT)
-        if not (mode == "Norm" or (mode == "PA" and plain)):
-            yield f"one cos row for S = {case.dim('kv', 2)} in mode {mode}", f"{case.dim('kv', 2)} rows"
-
-
-def _enough_blocks(case: Case) -> Iterator[Finding]:
-    if _mode(case).paged:
-        floor = case.dim("kv", 2) // case.dim("k_cache", 1) * case.dim("kv", 0)
-        if case.dim("k_cache", 0) < floor:
-            yield f"block_num {case.dim('k_cache', 0)}", f"at least {floor}"
+    free = mode == "Norm" or (mode == "PA" and not any_quantised(case, _CACHES))
+    if case.dim("cos", 2) == 1 and _tokens(case) > 1 and not free:
+        yield f"one cos row for S = {_tokens(case)} in mode {mode}", f"{_tokens(case)} rows"
 
 
 CONSTRAINTS = (
-    Constraint("KV-01", "kv must be 4-D", _kv_rank),
-    Constraint("KV-02", "no input may be empty", _not_empty),
-    Constraint("KV-03", "gamma, cos, sin and v must have the element type of kv", _one_float_type),
-    Constraint("KV-04", "the product does not take this element type", _device_float_type, _DEVICES),
-    Constraint("KV-06", "a joined kv (no v) has one head", _v1_one_head),
-    Constraint("KV-06", "the product does not take this head count", _v2_device_heads, _DEVICES),
-    Constraint("KV-07", "the last dim of kv must be the normalised width plus the rotated width", _v1_split),
-    Constraint("KV-08", "the rotated width must be even", _rope_even),
-    Constraint("KV-09", "the product has fixed widths", _v1_device_widths, _ASCEND_2),
-    Constraint("KV-10", "v, gamma and cos must fit the separate key", _v2_shapes),
-    Constraint("KV-10", "the product has fixed widths for a separate key", _v2_device_widths, _DEVICES),
-    Constraint("KV-11", "cos and sin must fit kv", _cos_sin),
-    Constraint("KV-11", "the product wants cos and sin for every head", _v2_device_cos_heads, _ASCEND_2),
-    Constraint("KV-12", "unknown cache_mode", _known_mode),
-    Constraint("KV-13", "a cache has another shape", _cache_shapes),
-    Constraint("KV-14", "the caches of Norm mode must fit the batch and hold its tokens", _norm_cache),
-    Constraint("KV-15", "the paged caches must have the same pages", _paged_cache),
-    Constraint("KV-15", "the product needs pages of more than one token", _device_page_over_one, _DEVICES),
-    Constraint("KV-16", "the product has a page size multiple", _device_page_multiple, _DEVICES),
-    Constraint("KV-17", "an NZ cache row must divide into 32-byte fractals", _nz_width),
-    Constraint("KV-18", "index must have one element for each token or page", _index_shape),
-    Constraint("KV-19", "an index is out of range or written twice", _index_values),
-    Constraint("KV-19", "a page index should be the first slot of its page", _block_start, severity="warning"),
-    Constraint("KV-20", "an offset needs its scale", _offset_needs_scale),
-    Constraint("KV-21", "a scale goes with an 8-bit cache and a plain cache with none", _scale_and_type),
-    Constraint("KV-22", "a quantisation parameter has another shape", _quant_shapes),
-    Constraint("KV-22", "the product takes fewer parameter shapes", _device_quant_shapes, _DEVICES),
-    Constraint("KV-23", "two 8-bit caches must have one element type", _one_quant_type),
-    Constraint("KV-24", "the product quantises to int8 only", _int8_only, ("A2", "A3", "kirin")),
-    Constraint("KV-25", "the product does not quantise a joined kv in Norm mode", _v1_norm_plain, _ASCEND_2),
-    Constraint("KV-26", "the product ignores offsets of a joined kv", _v1_offset_ignored, _ASCEND_2, "warning", True),
-    Constraint("KV-27", "the product ignores v", _v_given, ("950",), "warning", True),
-    Constraint("KV-27", "the product does not take v", _v_given, ("kirin",)),
-    Constraint("KV-28", "the product takes float16 only when nothing is quantised", _kirin_plain, ("kirin",)),
-    Constraint("KV-29", "epsilon must be finite", _epsilon_finite),
-    Constraint("KV-29", "epsilon should be positive", _epsilon_positive, severity="warning"),
+    Constraint("KV-01", "kv must be 4-D", rank("kv", "[B, N, S, D]")),
+    Constraint("KV-02", "no input may be empty", not_empty()),
     Constraint(
-        "KV-31", "the product needs cos and sin rows for every token in this mode", _device_rope_rows, _ASCEND_2
+        "KV-03", "gamma, cos, sin and v must have the element type of kv", same_type("kv", "gamma", "cos", "sin", "v")
     ),
-    Constraint("KV-32", "block_num is small for B and S", _enough_blocks, severity="warning"),
+    Constraint("KV-04", "the product does not take this element type", type_in("kv", "float16", "bfloat16"), DEVICES),
+    Constraint("KV-06", "a joined kv (no v) has one head", when(_v1, _v1_one_head)),
+    Constraint("KV-06", "the product does not take this head count", when(_v2, _v2_device_heads), DEVICES),
+    Constraint("KV-07", "the last dim of kv must be the normalised width plus the rotated width", _split),
+    Constraint("KV-08", "the rotated width must be even", even("rope width", _rope)),
+    Constraint("KV-09", "the product has fixed widths", when(_v1, _v1_device_widths), ASCEND_2),
+    Constraint("KV-10", "v, gamma and cos must fit the separate key", when(_v2, _v2_shapes)),
+    Constraint("KV-10", "the product has fixed widths for a separate key", when(_v2, _v2_device_widths), DEVICES),
+    Constraint("KV-11", "cos and sin must fit kv", cos_and_sin("kv", "[B, N or 1, S or 1, R]")),
+    Constraint("KV-11", "the product wants cos and sin for every head", when(_v2, _v2_device_cos_heads), ASCEND_2),
+    Constraint("KV-12", "unknown cache_mode", known_word("cache_mode", KV_CACHE_MODES)),
+    Constraint("KV-13", "a cache has another shape", _cache_shapes),
+    Constraint("KV-14", "the caches of Norm mode must fit the batch and hold its tokens", when(_norm, _norm_cache)),
+    Constraint("KV-15", "the paged caches must have the same pages", when(_paged, same_pages("k_cache", "ckv_cache"))),
+    Constraint("KV-15", "the product needs pages of more than one token", when(_paged, page_over_one(_page)), DEVICES),
+    Constraint("KV-16", "the product has a page size multiple", when(_paged, page_multiple(_page, _CACHES)), DEVICES),
+    Constraint("KV-17", "an NZ cache row must divide into 32-byte fractals", when(_nz, nz_width(_CACHES))),
+    Constraint(
+        "KV-18", "index must have one element for each token or page", index_shape(_mode, _batch, _tokens, _page)
+    ),
+    Constraint("KV-19", "an index is out of range or written twice", index_values(_mode, _batch, _rows, _blocks)),
+    Constraint(
+        "KV-19",
+        "a page index should be the first slot of its page",
+        when(_by_block, block_starts(_page)),
+        severity="warning",
+    ),
+    Constraint("KV-20", "an offset needs its scale", offset_needs_scale(_CACHES)),
+    Constraint("KV-21", "a scale goes with an 8-bit cache and a plain cache with none", scale_and_type(_CACHES, "kv")),
+    Constraint("KV-22", "a quantisation parameter has another shape", quant_shapes(_CACHES, _heads)),
+    Constraint("KV-22", "the product takes fewer parameter shapes", _device_quant_shapes, DEVICES),
+    Constraint("KV-23", "two 8-bit caches must have one element type", one_quant_type(_K, _V)),
+    Constraint("KV-24", "the product quantises to int8 only", quant_type_in(_CACHES, "int8"), ("A2", "A3", "kirin")),
+    Constraint(
+        "KV-25",
+        "the product does not quantise a joined kv in Norm mode",
+        when(_v1, when(_norm, _v1_norm_plain)),
+        ASCEND_2,
+    ),
+    Constraint(
+        "KV-26", "the product ignores offsets of a joined kv", when(_v1, _v1_offset_ignored), ASCEND_2, "warning", True
+    ),
+    Constraint("KV-27", "the product ignores v", when(_v2, _v_given), ("950",), "warning", True),
+    Constraint("KV-27", "the product does not take v", when(_v2, _v_given), ("kirin",)),
+    Constraint("KV-28", "the product takes float16 only when nothing is quantised", _kirin_plain, ("kirin",)),
+    Constraint("KV-29", "epsilon must be finite", finite("epsilon")),
+    Constraint("KV-29", "epsilon should be positive", positive("epsilon"), severity="warning"),
+    Constraint("KV-31", "the product needs cos and sin rows for every token in this mode", _device_rope_rows, ASCEND_2),
+    Constraint(
+        "KV-32",
+        "block_num is small for B and S",
+        when(_paged, enough_blocks(_blocks, _page, _batch, _tokens)),
+        severity="warning",
+    ),
 )
 """KV-05 (index is int64) is the type row ``I``; KV-30 (finite inputs) is a documented precondition, not checked."""
 
@@ -441,13 +316,13 @@ def _compute(xp: Numeric, x: Mapping[str, Any], attrs: Attrs) -> dict[str, Any]:
     page, row = (xp.reshape(part, [-1, 1, 1]) for part in (page, row))
     head = xp.reshape(xp.arange(heads), [1, -1, 1])
     outputs: dict[str, Any] = {}
-    for (cache, (scale, offset)), value, width in zip(_QUANT.items(), (k, v), widths, strict=True):
-        dtype = by_name(str(x[cache].dtype)).name
+    for cache, value, width in zip(_CACHES, (k, v), widths, strict=True):
+        dtype = by_name(str(x[cache.cache].dtype)).name
         column = xp.reshape(xp.arange(width), [1, 1, -1])
         place = address(mode.order, page, row, head, column, rows=rows, heads=heads, columns=width, d0=nz_block(dtype))
         by_token = xp.reshape(xp.transpose(value, [0, 2, 1, 3]), [-1, heads, width])
-        stored = store(xp, by_token, dtype, x.get(scale), x.get(offset), str(attrs["float8_cast"]))
-        outputs[cache] = xp.write(x[cache], place, stored, valid)
+        stored = store(xp, by_token, dtype, x.get(cache.scale), x.get(cache.offset), str(attrs["float8_cast"]))
+        outputs[cache.cache] = xp.write(x[cache.cache], place, stored, valid)
     for name, value, width in (("k_rope", k, widths[0]), ("c_kv", v, widths[1])):
         kind = str(x["kv"].dtype)
         outputs[name] = xp.cast(value, kind) if attrs["is_output_kv"] else xp.zeros([batch, heads, tokens, width], kind)
@@ -457,9 +332,9 @@ def _compute(xp: Numeric, x: Mapping[str, Any], attrs: Attrs) -> dict[str, Any]:
 def _combines(choice: Mapping[str, str]) -> bool:
     """A cache has the type of kv or an 8-bit one; two 8-bit caches have one type (KV-21, KV-23)."""
     caches = (choice["TK"], choice["TC"])
-    if any(kind not in _EIGHT_BIT and kind != choice["T"] for kind in caches):
+    if any(kind not in EIGHT_BIT and kind != choice["T"] for kind in caches):
         return False
-    eight = [kind for kind in caches if kind in _EIGHT_BIT]
+    eight = [kind for kind in caches if kind in EIGHT_BIT]
     return len(set(eight)) <= 1
 
 
@@ -467,9 +342,9 @@ OPERATOR = Operator(
     name="KvRmsNormRopeCache",
     doc=__doc__,
     types={
-        "T": _FLOATS,
-        "TK": (*_FLOATS, *_EIGHT_BIT),
-        "TC": (*_FLOATS, *_EIGHT_BIT),
+        "T": FLOATS,
+        "TK": (*FLOATS, *EIGHT_BIT),
+        "TC": (*FLOATS, *EIGHT_BIT),
         "I": ("int64",),
         "F": ("float32",),
     },
@@ -479,8 +354,8 @@ OPERATOR = Operator(
         Input("cos", "T", "[B, N or 1, S or 1, R]", "full width, in output order"),
         Input("sin", "T", "as cos"),
         Input("index", "I", "Norm [B, S]; PA* [B*S]; PA_BLK_* [B*ceil(S/block_size)]", "where to write; -1 skips"),
-        Input("k_cache", "TK", "Norm [B, N, Scache, Dk]; PA* [block_num, block_size, N, Dk]", "in place", False, "k_cache"),
-        Input("ckv_cache", "TC", "as k_cache with Dv columns", "in place", False, "ckv_cache"),
+        Input("k_cache", "TK", "Norm [B, N, Scache, Dk]; PA* [block_num, block_size, N, Dk]", "in place", ref="k_cache"),
+        Input("ckv_cache", "TC", "as k_cache with Dv columns", "in place", ref="ckv_cache"),
         Input("k_rope_scale", "F", "[1], [Dk], [1, Dk] or [N, Dk]", "multiplier; given when k_cache is 8-bit", True),
         Input("c_kv_scale", "F", "[1], [Dv], [1, Dv] or [N, Dv]", "multiplier; given when ckv_cache is 8-bit", True),
         Input("k_rope_offset", "F", "as k_rope_scale", "added after the scale", True),
