@@ -1,0 +1,317 @@
+"""Reading and writing ONNX models without touching weights that do not change.
+
+Reading never opens an external weight file: the tensors stay references (`onnx_ir.ExternalTensor`), mapped when
+somebody asks for their values. Writing puts the new file beside its target and renames it, and keeps every reference
+valid:
+
+* ``weights="share"``: references go on pointing at the files they came from. Runtimes accept only weights inside the
+  model's own folder, so this works where the output's folder holds the weights; elsewhere it is refused rather than
+  written broken.
+* ``weights="copy"``: all external weights are streamed, tensor by tensor, into one file beside the output.
+
+New tensors stay inside the model file while they are small, else they go to that file too: protobuf ends at 2 GiB.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError
+
+from fusion.external import (
+    Slot,
+    anchor_weights,
+    exchanged,
+    external_like,
+    free_name,
+    guard_weights,
+    origin,
+    shared_location,
+    slots,
+    write_weights,
+)
+from fusion.model_check import check_proto
+from ir_ops.errors import BadModel, BadUsage
+from ir_ops.files import replacing
+
+ModelLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model
+Weights = Literal["share", "copy"]
+
+PROTOBUF_LIMIT = 2**31 - 1
+INLINE_LIMIT = 1800 * 2**20
+"""Bytes of new tensors that may stay inside the model file."""
+INLINE_LIMIT_BESIDE_EXTERNAL = 64 * 2**20
+"""The same for a model that keeps its weights outside anyway."""
+_SMALL = 4096
+
+
+@dataclass
+class Loaded:
+    """A model ready to be worked on.
+
+    Attributes:
+        model: an `onnx_ir` model of our own; changing it does not change what was given.
+        kind: ``path``, ``proto`` or ``ir``: what was given, and what a result should be.
+        path: the file, when a path was given.
+        folder: where relative weights lie; None when unknown (a ModelProto names no folder).
+        notes: sentences for the user about oddities.
+    """
+
+    model: ir.Model
+    kind: Literal["path", "proto", "ir"]
+    path: Path | None = None
+    folder: Path | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def as_given(self, model: ir.Model | None = None) -> onnx.ModelProto | ir.Model:
+        """``model`` (default: the loaded one) in the form the input had: an ir.Model, else a ModelProto."""
+        model = self.model if model is None else model
+        return model if self.kind == "ir" else to_proto(model)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What `save` wrote: the model's file, the weight file beside it (None: none written), and notes for the user."""
+
+    proto: onnx.ModelProto
+    path: Path
+    data: Path | None
+    notes: tuple[str, ...] = ()
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def load(model: ModelLike, *, folder: str | os.PathLike[str] | None = None) -> Loaded:
+    """Reads a model from a file, or takes one from memory, and checks that it is whole.
+
+    Args:
+        model: path of an ONNX file, a ModelProto, or an ir.Model. Models from memory are copied (tensors of an
+            ir.Model are shared), so that the caller's object does not change.
+        folder: where a ModelProto's external weights lie.
+
+    Raises:
+        BadModel: missing, cut off, not ONNX, or structurally wrong; one line.
+    """
+    if isinstance(model, ir.Model):
+        return _load_ir(model)
+    if isinstance(model, onnx.ModelProto):
+        proto, path, base = onnx.ModelProto(), None, None if folder is None else Path(folder)
+        proto.CopyFrom(model)
+    else:
+        path = Path(model)
+        proto, base = _read(path), path.parent
+    where = str(path) if path is not None else proto.graph.name or "model"
+    findings = check_proto(proto, where, base)
+    result = _deserialized(proto, where)
+    loaded = Loaded(result, "proto" if path is None else "path", path, base, findings.notes)
+    if base is not None:
+        loaded.notes += anchor_weights(loaded.model, base)
+    if findings.unsorted:
+        _sort(result, where)
+        loaded.notes.append("the graph was not in topological order; it has been sorted")
+    return loaded
+
+
+def _load_ir(model: ir.Model) -> Loaded:
+    where = str(model.graph.name or "model")
+    if not len(model.graph):
+        raise BadModel("the graph is empty", where=where, found="no nodes", wanted="a decoder graph")
+    if not model.graph.outputs:
+        raise BadModel("the graph has no outputs", where=where)
+    for value in model.graph.outputs:
+        if value.producer() is None and not value.is_graph_input() and not value.is_initializer():
+            raise BadModel("a graph output is produced by nothing", where=where, found=repr(value.name))
+    copy = model.clone()
+    _sort(copy, where)
+    return Loaded(copy, "ir")
+
+
+def _sort(model: ir.Model, where: str) -> None:
+    try:
+        model.graph.sort()
+        for function in model.functions.values():
+            function.sort()
+    except ValueError:
+        raise BadModel("the graph has a cycle", where=where, wanted="a graph without cycles") from None
+
+
+def _deserialized(proto: onnx.ModelProto, where: str) -> ir.Model:
+    try:
+        return ir.serde.deserialize_model(proto)
+    except (ir.serde.SerdeError, ValueError, TypeError, KeyError) as error:
+        cause = error.__cause__ or error
+        raise BadModel("the model is not valid", where=where, found=str(cause).splitlines()[0]) from None
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    """The file's protobuf, external weights left alone."""
+    where = str(path)
+    try:
+        if path.is_dir():
+            raise BadModel("a folder, not a file", where=where, wanted="an ONNX file")
+        size = path.stat().st_size
+        if not size:
+            raise BadModel("the file is empty", where=where, wanted="an ONNX model")
+        if size > PROTOBUF_LIMIT:
+            raise BadModel(
+                "the file is larger than protobuf can read",
+                where=where,
+                found=f"{size} bytes",
+                wanted="at most 2 GiB",
+                hint="save its weights as external data",
+            )
+        return onnx.load_model(where, load_external_data=False)
+    except FileNotFoundError:
+        raise BadModel("no such file", where=where) from None
+    except OSError as error:
+        raise BadModel("the file cannot be read", where=where, found=error.strerror or str(error)) from None
+    except DecodeError:
+        raise BadModel(*_why_undecodable(path), where=where, wanted="an ONNX model") from None
+    except Exception as error:  # the text formats (.json, .textproto, .onnxtxt) raise parsers' own errors
+        raise BadModel(
+            "the file cannot be parsed",
+            where=where,
+            found=str(error).splitlines()[0] if str(error) else type(error).__name__,
+        ) from None
+
+
+def _why_undecodable(path: Path) -> tuple[str]:
+    """Tells a model that was cut off from a file that never was one, by walking the outermost protobuf fields."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if file.read(1) != b"\x08":  # ModelProto.ir_version comes first in every ONNX file
+            return ("not an ONNX model",)
+        file.seek(0)
+        while file.tell() < size:
+            key = _varint(file)
+            kind = key & 7
+            length = _varint(file) if kind in (0, 2) else {1: 8, 5: 4}.get(kind, -1)
+            if length < 0 or key >> 3 > 40:
+                return ("not an ONNX model",)
+            step = 0 if kind == 0 else length
+            if file.tell() + step > size:
+                return (f"the file is cut off, {file.tell() + step - size} bytes are missing",)
+            file.seek(step, os.SEEK_CUR)
+    return ("the file is damaged inside",)
+
+
+def _varint(file: BinaryIO) -> int:
+    value = 0
+    for shift in range(0, 64, 7):
+        byte = file.read(1)
+        if not byte:
+            break
+        value |= (byte[0] & 127) << shift
+        if byte[0] < 128:
+            break
+    return value
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def to_proto(model: ir.Model) -> onnx.ModelProto:
+    """``model`` as a ModelProto whose weight references are spelled as in the model it came from."""
+    replaced = {
+        id(s.tensor): external_like(s.tensor, origin(s.tensor))
+        for s in slots(model)
+        if isinstance(s.tensor, ir.ExternalTensor)
+    }
+    with exchanged(model, replaced):
+        return ir.serde.serialize_model(model)
+
+
+def save(
+    model: ir.Model | onnx.ModelProto,
+    out: str | os.PathLike[str],
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    weights: Weights = "share",
+    inline_limit: int | None = None,
+) -> Saved:
+    """Writes ``model`` to ``out``, complete or not at all.
+
+    Args:
+        model: the model; it is not changed.
+        out: file to write or replace. It may be the file the model was read from.
+        folder: where the weights of a ModelProto lie (for an ir.Model its tensors know).
+        weights: ``share`` keeps references to existing weight files, ``copy`` streams them into ``OUT.data``.
+        inline_limit: bytes of new tensors that may stay in the model file; default 1.8 GiB, beside external weights
+            64 MiB.
+
+    Raises:
+        BadUsage: ``share`` cannot be expressed from ``out``'s folder, or ``out`` is one of the weight files.
+        BadModel: the model without its weights is larger than 2 GiB.
+    """
+    if weights not in ("share", "copy"):
+        raise BadUsage("unknown way to treat weights", found=repr(weights), wanted="'share' or 'copy'")
+    target = Path(out)
+    if isinstance(model, onnx.ModelProto):
+        base = None if folder is None else Path(folder)
+        loaded = Loaded(ir.serde.deserialize_model(model), "proto", folder=base)
+        if base is not None:
+            loaded.notes += anchor_weights(loaded.model, base)
+        model = loaded.model
+    found = list(slots(model))
+    external = [slot.tensor for slot in found if isinstance(slot.tensor, ir.ExternalTensor)]
+    guard_weights(target, external)
+    to_write: list[ir.TensorProtocol] = list(external) if weights == "copy" else []
+    to_write += _too_large(found, inline_limit, beside_external=bool(external))
+    notes: list[str] = []
+    replaced: dict[int, ir.ExternalTensor] = {}
+    if weights == "share":
+        replaced = {id(tensor): external_like(tensor, shared_location(tensor, target, notes)) for tensor in external}
+    data = free_name(target, external) if to_write else None
+    with ExitStack() as files:
+        part = files.enter_context(replacing(target))
+        if data is not None:
+            # Entered last, so renamed first: the model file appears when everything it refers to is in place.
+            replaced |= write_weights(to_write, files.enter_context(replacing(data)), data.name)
+        with exchanged(model, replaced):
+            proto = ir.serde.serialize_model(model)
+        _write_proto(proto, part, target)
+    return Saved(proto, target, data, tuple(dict.fromkeys(notes)))
+
+
+def _write_proto(proto: onnx.ModelProto, part: Path, target: Path) -> None:
+    if proto.ByteSize() > PROTOBUF_LIMIT:
+        raise BadModel(
+            "the model is larger than protobuf can write",
+            where=str(target),
+            found=f"{proto.ByteSize()} bytes",
+            wanted="at most 2 GiB",
+        )
+    part.write_bytes(proto.SerializeToString())
+
+
+def _too_large(slots: list[Slot], limit: int | None, *, beside_external: bool) -> list[ir.TensorProtocol]:
+    """New tensors that must leave the model file: all but the small ones, once they exceed the limit together."""
+    if limit is None:
+        limit = INLINE_LIMIT_BESIDE_EXTERNAL if beside_external else INLINE_LIMIT
+    inside = [
+        s.tensor for s in slots if s.initializer and not isinstance(s.tensor, (ir.ExternalTensor, ir.StringTensor))
+    ]
+    if sum(tensor.nbytes for tensor in inside) <= limit:
+        return []
+    return [tensor for tensor in inside if tensor.nbytes >= _SMALL]
+
+
+# --- looking ---------------------------------------------------------------------------------------------------------
+
+
+def count_ops(model: ir.Model) -> Counter[str]:
+    """Operator -> number of nodes, bodies of If and Loop included, bodies of local functions not.
+
+    Operators of other domains than ai.onnx carry it: ``ai.ascend::KvRmsNormRopeCache``.
+    """
+    return Counter(
+        f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in model.graph.all_nodes()
+    )

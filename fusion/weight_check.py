@@ -1,0 +1,146 @@
+"""What is wrong with a tensor or the weight file it refers to, and the state that a model's check carries along."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+from onnx import TensorProto
+
+from ir_ops.errors import BadModel
+
+_TYPED_DATA: dict[int, str] = {
+    TensorProto.FLOAT: "float_data",
+    TensorProto.COMPLEX64: "float_data",
+    TensorProto.DOUBLE: "double_data",
+    TensorProto.COMPLEX128: "double_data",
+    TensorProto.INT64: "int64_data",
+    TensorProto.UINT32: "uint64_data",
+    TensorProto.UINT64: "uint64_data",
+    TensorProto.STRING: "string_data",
+}
+_VALUES_PER_ELEMENT: dict[int, int] = {TensorProto.COMPLEX64: 2, TensorProto.COMPLEX128: 2}
+
+
+@dataclass
+class Findings:
+    """What a check found that is not a fault.
+
+    Attributes:
+        unsorted: some node stands before the producer of its input; the graph can be sorted.
+        notes: sentences for the user.
+    """
+
+    unsorted: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Context:
+    """State of one check: what messages call the model, what it imports, what has been looked up already."""
+
+    where: str
+    imports: dict[str, int]
+    functions: set[tuple[str, str]]
+    folder: Path | None
+    findings: Findings
+    unknown: Counter[str] = field(default_factory=Counter)
+    schemas: dict[tuple[str, str], Any] = field(default_factory=dict)
+    file_sizes: dict[Path, int] = field(default_factory=dict)
+    missing: dict[Path, list[str]] = field(default_factory=dict)
+
+    def fault(self, what: str, **facts: str) -> BadModel:
+        return BadModel(what, where=self.where, **facts)
+
+
+def unique(names: Iterable[str], kind: str, context: Context) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise context.fault(f"{kind}: one name is given twice", found=repr(name), wanted="unique names")
+        seen.add(name)
+
+
+def check_tensor(tensor: TensorProto, where: str, context: Context) -> None:
+    """Refuses a tensor whose type is unknown or whose data (inside, or in a file) does not fit its shape."""
+    text = tensor.data_type == TensorProto.STRING
+    bits = 0 if text else _bits(tensor.data_type)
+    if bits is None:
+        raise context.fault(
+            f"{where} has an unknown element type", found=str(tensor.data_type), wanted="a TensorProto data type"
+        )
+    if any(size < 0 for size in tensor.dims):
+        raise context.fault(f"{where} has a negative size", found=str(list(tensor.dims)))
+    count = math.prod(tensor.dims)
+    expected = (count * bits + 7) // 8
+    if tensor.data_location == TensorProto.EXTERNAL:
+        _check_external(tensor, expected, where, context)
+    elif tensor.HasField("raw_data"):
+        if text or len(tensor.raw_data) != expected:
+            raise context.fault(
+                f"{where} has data of a wrong size",
+                found=f"{len(tensor.raw_data)} bytes",
+                wanted=f"{expected} bytes for {list(tensor.dims)}",
+            )
+    else:
+        values = len(getattr(tensor, _TYPED_DATA.get(tensor.data_type, "int32_data")))
+        wanted = count * _VALUES_PER_ELEMENT.get(tensor.data_type, 1)
+        if values not in (wanted, expected if bits < 8 and not text else wanted):
+            raise context.fault(
+                f"{where} has data of a wrong size",
+                found=f"{values} values",
+                wanted=f"{wanted} for {list(tensor.dims)}",
+            )
+
+
+def _bits(number: int) -> int | None:
+    """Bits of an element, None for a number that is no element type."""
+    try:
+        return ir.DataType(number).bitwidth
+    except (ValueError, TypeError):
+        return None
+
+
+def _check_external(tensor: TensorProto, expected: int, where: str, context: Context) -> None:
+    facts = {entry.key: entry.value for entry in tensor.external_data}
+    location = facts.get("location", "")
+    if not location:
+        raise context.fault(f"{where} is external without a location")
+    try:
+        offset, length = int(facts.get("offset", 0)), int(facts.get("length", expected))
+    except ValueError:
+        raise context.fault(f"{where} has an external offset or length that is no number", found=str(facts)) from None
+    if offset < 0 or length < expected:
+        raise context.fault(
+            f"{where} has external data of a wrong size",
+            found=f"offset {offset}, length {length}",
+            wanted=f"{expected} bytes for {list(tensor.dims)}",
+        )
+    if context.folder is None or not expected:
+        return
+    path = Path(os.path.normpath(context.folder / location))
+    size = _file_size(path, context)
+    if size < 0:
+        context.missing.setdefault(path, []).append(tensor.name)
+    elif size < offset + length:
+        raise context.fault(
+            f"{where} lies beyond the end of its weight file",
+            found=f"{path} of {size} bytes",
+            wanted=f"at least {offset + length} bytes",
+        )
+
+
+def _file_size(path: Path, context: Context) -> int:
+    """Bytes of the file, -1 when there is none."""
+    if path not in context.file_sizes:
+        try:
+            context.file_sizes[path] = path.stat().st_size if path.is_file() else -1
+        except (OSError, ValueError):
+            context.file_sizes[path] = -1
+    return context.file_sizes[path]
