@@ -1,0 +1,122 @@
+// Rows on their way into a cache: scratch memory, quantisation parameters, and the writes themselves.
+#pragma once
+
+#include <cstring>
+#include <vector>
+
+#include "context.h"
+#include "kv_cache.h"
+#include "rows.h"
+
+namespace kvfuse {
+
+// Floats on the stack, on the heap when there are many.
+class Scratch {
+ public:
+  explicit Scratch(size_t count) : heap_(count > kStack ? count : 0) {}
+  float* data() { return heap_.empty() ? stack_ : heap_.data(); }
+
+ private:
+  static constexpr size_t kStack = 1024;
+  alignas(64) float stack_[kStack];
+  std::vector<float> heap_;
+};
+
+// A scale or offset as rows of the cache's width, one for all heads or one for each.
+class QuantRows {
+ public:
+  QuantRows(const Tensor& tensor, size_t width)
+      : filled_(tensor.given && tensor.elements == 1 ? width : 0, tensor.given ? *tensor.As<float>() : 0.0f),
+        rows_(!tensor.given     ? nullptr
+              : filled_.empty() ? tensor.As<float>()
+                                : filled_.data()),
+        stride_(tensor.rank == 2 && tensor.dims[0] > 1 ? width : 0) {}
+
+  QuantRows(const QuantRows&) = delete;  // rows_ may point into filled_
+  QuantRows& operator=(const QuantRows&) = delete;
+
+  const float* row(size_t head) const { return rows_ == nullptr ? nullptr : rows_ + head * stride_; }
+
+ private:
+  std::vector<float> filled_;
+  const float* rows_;
+  size_t stride_;
+};
+
+// Which row: its slot, if it has one, its head, and its number among the rows of kv.
+struct Place {
+  bool has_slot;
+  size_t page, row;
+  size_t head;
+  size_t number;
+};
+
+// Writes rows to one cache and its unquantised output.
+class CacheWriter {
+ public:
+  // `raw_type` is the type of the unquantised row, `float8_cast` the position of that attribute's value.
+  CacheWriter(const CacheLayout& layout, int type, const Tensor& scale, const Tensor& offset, int raw_type,
+              int float8_cast, const RowKernels& kernels)
+      : layout_(layout),
+        size_(ElementSize(type)),
+        raw_size_(ElementSize(raw_type)),
+        scale_(scale, layout.columns),
+        offset_(offset, layout.columns),
+        store_(kernels.store[KindOf(raw_type)]),
+        quantise_(size_ == 1 ? kernels.quantise[QuantKindOf(type, float8_cast)] : nullptr) {}
+
+  // Both memories may be null: the node does not ask for them, or (raw) they are zeros.
+  void SetMemory(void* cache, void* raw) { data_ = static_cast<char*>(cache), raw_ = static_cast<char*>(raw); }
+  bool Wants(const Place& place) const { return (place.has_slot && data_ != nullptr) || raw_ != nullptr; }
+
+  // Where a row may be computed in place, or null: a contiguous fp32 row needs no second copy.
+  float* Direct(const Place& place) const {
+    const bool plain = size_ == sizeof(float) && layout_.order != CacheOrder::kNz;
+    return plain && place.has_slot && data_ != nullptr ? static_cast<float*>(Target(place).data) : nullptr;
+  }
+
+  void Write(const float* x, const Place& place) const {
+    if (place.has_slot && data_ != nullptr) {
+      const RowTarget target = Target(place);
+      if (quantise_ != nullptr) {
+        quantise_(x, scale_.row(place.head), offset_.row(place.head), layout_.columns, target);
+      } else if (target.data != x) {
+        store_(x, layout_.columns, target);
+      }
+    }
+    if (raw_ != nullptr) store_(x, layout_.columns, {Raw(place), layout_.columns, layout_.columns});
+  }
+
+  // An unquantised row of the cache's own type, bit for bit.
+  void WriteBits(const char* x, const Place& place) const {
+    if (place.has_slot && data_ != nullptr) {
+      const RowTarget target = Target(place);
+      char* out = static_cast<char*>(target.data);
+      for (size_t start = 0; start < layout_.columns; start += target.block, out += target.stride * size_) {
+        std::memcpy(out, x + start * size_, target.block * size_);
+      }
+    }
+    if (raw_ != nullptr) std::memcpy(Raw(place), x, layout_.columns * raw_size_);
+  }
+
+ private:
+  static QuantKind QuantKindOf(int type, int float8_cast) {
+    if (type == kFloat8E4m3fn) return static_cast<QuantKind>(kQuantE4m3fnSaturate + float8_cast);
+    if (type == kFloat8E5m2) return static_cast<QuantKind>(kQuantE5m2Saturate + float8_cast);
+    return kQuantInt8;
+  }
+
+  char* Raw(const Place& place) const { return raw_ + place.number * layout_.columns * raw_size_; }
+  RowTarget Target(const Place& place) const {
+    return {data_ + layout_.Offset(place.page, place.row, place.head) * size_, layout_.Block(), layout_.Stride()};
+  }
+
+  CacheLayout layout_;
+  size_t size_, raw_size_;
+  QuantRows scale_, offset_;
+  void (*store_)(const float*, size_t, const RowTarget&);
+  void (*quantise_)(const float*, const float*, const float*, size_t, const RowTarget&);
+  char *data_ = nullptr, *raw_ = nullptr;
+};
+
+}  // namespace kvfuse

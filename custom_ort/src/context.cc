@@ -1,0 +1,301 @@
+#include "context.h"
+
+#include <atomic>
+#include <exception>
+#include <limits>
+
+namespace kvfuse {
+namespace {
+
+ort::Api runtime;
+
+void Discard(OrtStatus* status) {
+  if (status != nullptr) Runtime().ReleaseStatus(status);
+}
+
+bool Succeeded(OrtStatus* status) {
+  Discard(status);
+  return status == nullptr;
+}
+
+int64_t Elements(const int64_t* dims, size_t rank) {
+  int64_t count = 1;
+  bool overflow = false;
+  for (size_t i = 0; i < rank; ++i) {
+    if (dims[i] == 0) return 0;
+    if (count > std::numeric_limits<int64_t>::max() / dims[i]) overflow = true;
+    if (!overflow) count *= dims[i];
+  }
+  return overflow ? std::numeric_limits<int64_t>::max() : count;
+}
+
+struct OwnedInfo {
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  ~OwnedInfo() {
+    if (info != nullptr) Runtime().ReleaseTensorTypeAndShapeInfo(info);
+  }
+};
+
+Tensor Read(const char* name, const OrtValue* value) {
+  Tensor tensor;
+  tensor.name = name;
+  if (value == nullptr) return tensor;
+  OwnedInfo owned;
+  Require(Runtime().GetTensorTypeAndShape(value, &owned.info));
+  Require(Runtime().GetTensorElementType(owned.info, &tensor.type));
+  Require(Runtime().GetDimensionsCount(owned.info, &tensor.rank));
+  if (tensor.rank > kMaxRank) {
+    throw Refusal(std::string(name) + " has " + std::to_string(tensor.rank) + " dims; at most " +
+                  std::to_string(kMaxRank) + " are accepted");
+  }
+  Require(Runtime().GetDimensions(owned.info, tensor.dims, tensor.rank));
+  Require(Runtime().GetTensorMutableData(const_cast<OrtValue*>(value), &tensor.data));
+  tensor.elements = Elements(tensor.dims, tensor.rank);
+  tensor.given = true;
+  return tensor;
+}
+
+}  // namespace
+
+const ort::Api& Runtime() { return runtime; }
+void SetRuntime(const void* table) { runtime = ort::Api(table); }
+
+const char* ElementTypeName(int type) {
+  switch (type) {
+    case kFloat32:
+      return "float32";
+    case kUint8:
+      return "uint8";
+    case kInt8:
+      return "int8";
+    case kInt32:
+      return "int32";
+    case kInt64:
+      return "int64";
+    case kFloat16:
+      return "float16";
+    case kFloat64:
+      return "float64";
+    case kBfloat16:
+      return "bfloat16";
+    case kFloat8E4m3fn:
+      return "float8_e4m3fn";
+    case kFloat8E5m2:
+      return "float8_e5m2";
+    default:
+      return "another type";
+  }
+}
+
+std::string ShapeText(const int64_t* dims, size_t rank) {
+  std::string text = "[";
+  for (size_t i = 0; i < rank; ++i) text += (i == 0 ? "" : ", ") + std::to_string(dims[i]);
+  return text + "]";
+}
+
+std::string Tensor::ShapeText() const { return kvfuse::ShapeText(dims, rank); }
+
+bool Tensor::Is(std::initializer_list<int64_t> shape) const {
+  if (shape.size() != rank) return false;
+  size_t axis = 0;
+  for (const int64_t dim : shape) {
+    if (dim != dims[axis++]) return false;
+  }
+  return true;
+}
+
+// ---- kernel creation
+
+void KernelInfo::RefuseOtherType(const AttrDecl& attribute) const {
+  float number;
+  int64_t integer;
+  size_t size = 0;
+  const char* found = nullptr;
+  if (Succeeded(Runtime().KernelInfoGetAttribute_float(info_, attribute.name, &number))) found = "a float";
+  if (Succeeded(Runtime().KernelInfoGetAttribute_int64(info_, attribute.name, &integer))) found = "an int";
+  if (Succeeded(Runtime().KernelInfoGetAttribute_string(info_, attribute.name, nullptr, &size))) found = "a string";
+  if (found == nullptr) return;  // not there: the default holds
+  constexpr const char* kNames[] = {"Float", "Int", "Bool", "String"};
+  Refuse({"AT-02", "an attribute has another type"}, std::string(attribute.name) + " as " + found,
+         kNames[static_cast<int>(attribute.type)]);
+}
+
+float KernelInfo::Float(size_t attribute) const {
+  const AttrDecl& declared = declaration_.attrs[attribute];
+  float value;
+  if (Succeeded(Runtime().KernelInfoGetAttribute_float(info_, declared.name, &value))) return value;
+  RefuseOtherType(declared);
+  return static_cast<float>(declared.number);
+}
+
+int64_t KernelInfo::Int(size_t attribute) const {
+  const AttrDecl& declared = declaration_.attrs[attribute];
+  int64_t value;
+  if (Succeeded(Runtime().KernelInfoGetAttribute_int64(info_, declared.name, &value))) return value;
+  RefuseOtherType(declared);
+  return static_cast<int64_t>(declared.number);
+}
+
+bool KernelInfo::Bool(size_t attribute) const {
+  const int64_t value = Int(attribute);
+  if (value == 0 || value == 1) return value == 1;
+  Refuse({"AT-02", "an attribute has another type"},
+         std::string(declaration_.attrs[attribute].name) + "=" + std::to_string(value), "Bool");
+}
+
+int KernelInfo::Choice(size_t attribute, std::string* found) const {
+  const AttrDecl& declared = declaration_.attrs[attribute];
+  size_t size = 0;
+  *found = declared.text;
+  if (Succeeded(Runtime().KernelInfoGetAttribute_string(info_, declared.name, nullptr, &size)) && size > 0) {
+    std::string value(size, '\0');
+    Require(Runtime().KernelInfoGetAttribute_string(info_, declared.name, value.data(), &size));
+    value.resize(size - 1);  // the count has the final NUL
+    *found = value;
+  } else {
+    RefuseOtherType(declared);
+  }
+  for (size_t i = 0; i < declared.allowed.size; ++i) {
+    if (*found == declared.allowed[i]) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+Tensor KernelInfo::ConstantInput(size_t input) const {
+  size_t count = 0;
+  Require(Runtime().KernelInfo_GetInputCount(info_, &count));
+  int constant = 0;
+  const OrtValue* value = nullptr;
+  if (input < count) Require(Runtime().KernelInfoGetConstantInput_tensor(info_, input, &constant, &value));
+  return Read(declaration_.inputs[input].name, constant != 0 ? value : nullptr);
+}
+
+std::string NodeName(const OrtKernelInfo* info) {
+  size_t size = 0;
+  if (!Succeeded(Runtime().KernelInfo_GetNodeName(info, nullptr, &size)) || size == 0) return "";
+  std::string name(size, '\0');
+  if (!Succeeded(Runtime().KernelInfo_GetNodeName(info, name.data(), &size))) return "";
+  name.resize(size - 1);
+  return name;
+}
+
+// ---- a run
+
+KernelContext::KernelContext(OrtKernelContext* context, const Declaration& declaration, const int8_t* types)
+    : context_(context), declaration_(declaration), types_(types) {
+  Require(Runtime().KernelContext_GetInputCount(context_, &inputs_));
+  Require(Runtime().KernelContext_GetOutputCount(context_, &outputs_));
+}
+
+Tensor KernelContext::Input(size_t input) const {
+  const OrtValue* value = nullptr;
+  // Trailing inputs that are left out do not count, inner ones are null.
+  if (input < inputs_) Require(Runtime().KernelContext_GetInput(context_, input, &value));
+  const Tensor tensor = Read(declaration_.inputs[input].name, value);
+  if (tensor.given && tensor.type != types_[input]) {
+    Refuse({"IN-03", "an input has an element type the operator does not take"},
+           tensor.name + (" " + std::string(ElementTypeName(tensor.type))), ElementTypeName(types_[input]));
+  }
+  return tensor;
+}
+
+void* KernelContext::Output(size_t output, const int64_t* dims, size_t rank) {
+  OrtValue* value = nullptr;
+  if (output < outputs_) Require(Runtime().KernelContext_GetOutput(context_, output, dims, rank, &value));
+  void* data = nullptr;
+  if (value != nullptr) Require(Runtime().GetTensorMutableData(value, &data));
+  return data;
+}
+
+size_t KernelContext::ChunkRows(size_t rows) {
+  const size_t chunk = rows / 16;
+  return chunk < 16 ? 16 : chunk > 64 ? 64 : chunk;
+}
+
+void KernelContext::Chunks(size_t total, size_t chunk, ChunkBody body, const void* user) {
+  if (total <= chunk) return body(user, 0, total);
+  struct Shared {
+    ChunkBody body;
+    const void* user;
+    size_t total, chunk;
+    std::atomic<bool> failed{false};
+    std::exception_ptr error;
+  } shared{body, user, total, chunk, {}, {}};
+  const auto run = [](void* opaque, size_t i) noexcept {
+    Shared& job = *static_cast<Shared*>(opaque);
+    const size_t begin = i * job.chunk;
+    const size_t end = job.total - begin < job.chunk ? job.total : begin + job.chunk;
+    try {
+      job.body(job.user, begin, end);
+    } catch (...) {
+      if (!job.failed.exchange(true)) job.error = std::current_exception();
+    }
+  };
+  void (*const plain)(void*, size_t) = run;
+  Require(Runtime().KernelContext_ParallelFor(context_, plain, (total + chunk - 1) / chunk, size_t{0}, &shared));
+  if (shared.error) std::rethrow_exception(shared.error);
+}
+
+void KernelContext::Copy(void* target, const void* source, size_t bytes) {
+  if (target == source) return;
+  constexpr size_t kChunk = size_t{1} << 20;
+  const auto copy = [=](size_t begin, size_t end) {
+    std::memcpy(static_cast<char*>(target) + begin, static_cast<const char*>(source) + begin, end - begin);
+  };
+  Chunks(bytes, kChunk, &Invoke<decltype(copy)>, &copy);
+}
+
+// ---- shape inference
+
+OrtTensorTypeAndShapeInfo* ShapeContext::Info(size_t input) const {
+  size_t count = 0;
+  Require(Runtime().ShapeInferContext_GetInputCount(context_, &count));
+  OrtTensorTypeAndShapeInfo* info = nullptr;  // belongs to the context
+  if (input < count) Discard(Runtime().ShapeInferContext_GetInputTypeShape(context_, input, &info));
+  return info;
+}
+
+bool ShapeContext::Given(size_t input) const {
+  int type = kUndefined;
+  const OrtTensorTypeAndShapeInfo* info = Info(input);
+  return info != nullptr && Succeeded(Runtime().GetTensorElementType(info, &type)) && type != kUndefined;
+}
+
+bool ShapeContext::Dims(size_t input, size_t rank, std::vector<InferredDim>* dims) const {
+  const OrtTensorTypeAndShapeInfo* info = Info(input);
+  size_t found = 0;
+  if (info == nullptr || !Succeeded(Runtime().GetDimensionsCount(info, &found)) || found != rank) return false;
+  std::vector<int64_t> sizes(rank);
+  std::vector<const char*> symbols(rank, nullptr);
+  Require(Runtime().GetDimensions(info, sizes.data(), rank));
+  Require(Runtime().GetSymbolicDimensions(info, symbols.data(), rank));
+  dims->clear();
+  for (size_t i = 0; i < rank; ++i) dims->push_back({sizes[i], symbols[i] == nullptr ? "" : symbols[i]});
+  return true;
+}
+
+void ShapeContext::SetOutput(size_t output, const std::vector<InferredDim>& dims) {
+  std::vector<int64_t> sizes;
+  std::vector<const char*> symbols;
+  for (const InferredDim& dim : dims) {
+    sizes.push_back(dim.size);
+    symbols.push_back(dim.symbol.c_str());
+  }
+  OwnedInfo owned;
+  Require(Runtime().CreateTensorTypeAndShapeInfo(&owned.info));
+  Require(Runtime().SetTensorElementType(owned.info, int{types_[declaration_.inputs.size + output]}));
+  Require(Runtime().SetDimensions(owned.info, sizes.data(), sizes.size()));
+  Require(Runtime().SetSymbolicDimensions(owned.info, symbols.data(), symbols.size()));
+  Require(Runtime().ShapeInferContext_SetOutputTypeShape(context_, output, owned.info));
+}
+
+void ShapeContext::CopyRefShapes() {
+  for (size_t output = 0; output < declaration_.outputs.size; ++output) {
+    const int input = declaration_.outputs[output].ref_input;
+    if (input < 0) continue;
+    const OrtTensorTypeAndShapeInfo* info = Info(static_cast<size_t>(input));
+    if (info != nullptr) Require(Runtime().ShapeInferContext_SetOutputTypeShape(context_, output, info));
+  }
+}
+
+}  // namespace kvfuse

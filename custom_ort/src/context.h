@@ -1,0 +1,137 @@
+// What a kernel sees of the runtime: attributes, tensors, threads. Every call into the runtime is made here.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "declaration.h"
+#include "element.h"
+#include "ort_abi.h"
+#include "refusal.h"
+
+namespace kvfuse {
+
+// The runtime's function table; set once by RegisterCustomOps.
+const ort::Api& Runtime();
+void SetRuntime(const void* table);
+
+// Throws RuntimeFailure for a status that is not OK.
+inline void Require(OrtStatus* status) {
+  if (status != nullptr) throw RuntimeFailure{status};
+}
+
+constexpr size_t kMaxRank = 8;
+
+// A tensor: shape read once, data as it lies in the caller's memory.
+struct Tensor {
+  const char* name = "";
+  bool given = false;
+  int type = kUndefined;
+  size_t rank = 0;
+  int64_t dims[kMaxRank] = {};
+  int64_t elements = 0;  // 0 when a dim is 0, INT64_MAX when the product does not fit
+  void* data = nullptr;
+
+  template <typename T>
+  const T* As() const {
+    return static_cast<const T*>(data);
+  }
+  // Axis counted from the end: Back(0) is the last dim. The rank must be large enough.
+  int64_t Back(size_t axis) const { return dims[rank - 1 - axis]; }
+  bool Is(std::initializer_list<int64_t> shape) const;
+  std::string ShapeText() const;
+};
+
+std::string ShapeText(const int64_t* dims, size_t rank);
+
+// At kernel creation.
+class KernelInfo {
+ public:
+  KernelInfo(const OrtKernelInfo* info, const Declaration& declaration, const int8_t* types)
+      : info_(info), declaration_(declaration), types_(types) {}
+
+  float Float(size_t attribute) const;
+  bool Bool(size_t attribute) const;
+  int64_t Int(size_t attribute) const;
+  // Position of a String attribute's value among the allowed ones, or -1 with the value in `found`.
+  int Choice(size_t attribute, std::string* found) const;
+  int InputType(size_t input) const { return types_[input]; }
+  // The initializer behind an input; not `given` when the input is absent or computed.
+  Tensor ConstantInput(size_t input) const;
+
+ private:
+  void RefuseOtherType(const AttrDecl& attribute) const;
+
+  const OrtKernelInfo* info_;
+  const Declaration& declaration_;
+  const int8_t* types_;
+};
+
+std::string NodeName(const OrtKernelInfo* info);
+
+// During a run.
+class KernelContext {
+ public:
+  KernelContext(OrtKernelContext* context, const Declaration& declaration, const int8_t* types);
+
+  // Refuses an element type that is not the kernel's: old runtimes do not look at combinations.
+  Tensor Input(size_t input) const;
+  // Memory of an output, or null when the node does not ask for it.
+  void* Output(size_t output, const int64_t* dims, size_t rank);
+
+  // Calls body(begin, end) over all of 0..rows: inline when there are few, else in chunks on the session's threads.
+  // What a body throws is thrown again here, after all chunks have ended.
+  template <typename Body>
+  void ForRows(size_t rows, const Body& body) {
+    Chunks(rows, rows < kInlineRows ? rows : ChunkRows(rows), &Invoke<Body>, &body);
+  }
+  // A copy of many bytes; does nothing when source and target are one.
+  void Copy(void* target, const void* source, size_t bytes);
+
+ private:
+  using ChunkBody = void (*)(const void* body, size_t begin, size_t end);
+  static constexpr size_t kInlineRows = 64;
+
+  template <typename Body>
+  static void Invoke(const void* body, size_t begin, size_t end) {
+    (*static_cast<const Body*>(body))(begin, end);
+  }
+  static size_t ChunkRows(size_t rows);
+  void Chunks(size_t total, size_t chunk, ChunkBody body, const void* user);
+
+  OrtKernelContext* context_;
+  const Declaration& declaration_;
+  const int8_t* types_;
+  size_t inputs_ = 0, outputs_ = 0;
+};
+
+// A dim of shape inference: a size, a name, or nothing known.
+struct InferredDim {
+  int64_t size = -1;
+  std::string symbol;
+};
+
+// While the graph is loaded: shapes of outputs from shapes of inputs. Nothing can be refused here.
+class ShapeContext {
+ public:
+  ShapeContext(OrtShapeInferContext* context, const Declaration& declaration, const int8_t* types)
+      : context_(context), declaration_(declaration), types_(types) {}
+
+  // Whether the node has that input.
+  bool Given(size_t input) const;
+  // False when the rank is not known, the input is absent, or its rank is another.
+  bool Dims(size_t input, size_t rank, std::vector<InferredDim>* dims) const;
+  void SetOutput(size_t output, const std::vector<InferredDim>& dims);
+  // Gives every output that shares an input's buffer the input's shape: without it the runtime never works in place.
+  void CopyRefShapes();
+
+ private:
+  OrtTensorTypeAndShapeInfo* Info(size_t input) const;
+
+  OrtShapeInferContext* context_;
+  const Declaration& declaration_;
+  const int8_t* types_;
+};
+
+}  // namespace kvfuse

@@ -1,0 +1,53 @@
+// Which row kernels run on this CPU.
+
+#include <cstdlib>
+
+#include "refusal.h"
+#include "rows.h"
+
+namespace kvfuse {
+namespace {
+
+bool Always() { return true; }
+
+#if defined(__x86_64__)
+bool HasAvx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+bool HasAvx512() {
+  return HasAvx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+bool HasAvx512Bf16() { return HasAvx512() && __builtin_cpu_supports("avx512bf16"); }
+#else
+bool Never() { return false; }
+constexpr auto HasAvx2 = Never, HasAvx512 = Never, HasAvx512Bf16 = Never;
+#endif
+
+}  // namespace
+
+const std::vector<Isa>& Isas() {
+  static const std::vector<Isa> isas = {
+      {"portable", PortableRowKernels(), Always},
+      {"avx2", Avx2RowKernels(), HasAvx2},
+      {"avx512", Avx512RowKernels(), HasAvx512},
+      {"avx512bf16", Avx512Bf16RowKernels(), HasAvx512Bf16},
+  };
+  return isas;
+}
+
+const RowKernels& SelectRowKernels() {
+  const char* forced = std::getenv("KVFUSE_ISA");
+  const bool any = forced == nullptr || *forced == '\0';
+  const RowKernels* best = nullptr;
+  std::string runnable;
+  for (const Isa& isa : Isas()) {
+    if (isa.kernels == nullptr || !isa.supported()) continue;
+    runnable += (runnable.empty() ? "" : " | ") + std::string(isa.name);
+    if (any || std::string(forced) == isa.name) best = isa.kernels;
+  }
+  if (best == nullptr) throw Refusal(std::string("KVFUSE_ISA=") + forced + " cannot run here; wanted " + runnable);
+  return *best;
+}
+
+}  // namespace kvfuse

@@ -1,0 +1,77 @@
+// Row kernels: what operators do to one row of one token. Chosen at run time for the CPU, same bits on every CPU.
+//
+// How the bits stay the same: no contraction (-ffp-contract=off), fused multiply-add only where written, and sums in
+// one fixed order (64 partial sums by column modulo 64, then a fixed tree).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "element.h"
+
+namespace kvfuse {
+
+// Where a row goes: `block` elements are contiguous, the next block starts `stride` elements after the start of this
+// one. A contiguous row is one block; an NZ row has blocks of d0.
+struct RowTarget {
+  void* data;
+  size_t block;
+  size_t stride;
+};
+
+enum FloatKind : int { kKindFloat32, kKindFloat16, kKindBfloat16, kFloatKinds };
+
+// How an fp32 value becomes an 8-bit one. All round half to even. int8 saturates and takes NaN for 0. The float8 casts
+// keep NaN; Saturate takes what is too large (inf too) for the largest finite value, Nonsaturate for NaN (e4m3fn) or
+// inf (e5m2); Integer rounds to an integer in -128..127 first.
+enum QuantKind : int {
+  kQuantInt8,
+  kQuantE4m3fnSaturate,
+  kQuantE4m3fnNonsaturate,
+  kQuantE4m3fnInteger,
+  kQuantE5m2Saturate,
+  kQuantE5m2Nonsaturate,
+  kQuantE5m2Integer,
+  kQuantKinds
+};
+
+struct RowKernels {
+  // y = x, exactly.
+  void (*load[kFloatKinds])(const void* x, size_t n, float* y);
+  // y = x / sqrt(mean(x*x) + epsilon) * gamma.
+  void (*rms_norm[kFloatKinds])(const void* x, const float* gamma, size_t n, float epsilon, float* y);
+  // Interleaved in, halves out; cos and sin of the given kind, n even. y must not overlap x.
+  void (*rope_interleaved[kFloatKinds])(const float* x, const void* cos, const void* sin, size_t n, float* y);
+  // Rounds half to even.
+  void (*store[kFloatKinds])(const float* x, size_t n, const RowTarget& target);
+  // x * scale + offset as an 8-bit value; a null offset is not added.
+  void (*quantise[kQuantKinds])(const float* x, const float* scale, const float* offset, size_t n,
+                                const RowTarget& target);
+};
+
+// Names a set of kernels and says whether this CPU runs it.
+struct Isa {
+  const char* name;
+  const RowKernels* kernels;  // null when the library was built without it
+  bool (*supported)();
+};
+
+// Slowest first.
+const std::vector<Isa>& Isas();
+
+// The fastest set, or the one that the environment variable KVFUSE_ISA names. Throws Refusal for a name that is
+// unknown or not supported here.
+const RowKernels& SelectRowKernels();
+
+const RowKernels* PortableRowKernels();
+const RowKernels* Avx2RowKernels();
+const RowKernels* Avx512RowKernels();
+const RowKernels* Avx512Bf16RowKernels();
+
+constexpr FloatKind KindOf(int element_type) {
+  return element_type == kFloat32 ? kKindFloat32 : element_type == kFloat16 ? kKindFloat16 : kKindBfloat16;
+}
+
+}  // namespace kvfuse

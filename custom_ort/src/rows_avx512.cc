@@ -1,0 +1,30 @@
+// Row kernels for AVX-512. Without x86 the set does not exist.
+
+#include <cmath>
+#include <type_traits>
+
+#include "rows.h"
+
+#if defined(__x86_64__)
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC's own AVX-512 header starts from undefined registers and warns about itself wherever it is inlined.
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include <immintrin.h>
+
+namespace kvfuse {
+namespace {
+#define KVFUSE_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
+#include "rows_avx512.inc"
+#undef KVFUSE_TARGET
+}  // namespace
+
+const RowKernels* Avx512RowKernels() { return &kKernels; }
+
+}  // namespace kvfuse
+#else
+namespace kvfuse {
+const RowKernels* Avx512RowKernels() { return nullptr; }
+}  // namespace kvfuse
+#endif
