@@ -1,0 +1,74 @@
+"""Output types of fused operators: from the operator declarations, or stated here for the small ones."""
+
+from __future__ import annotations
+
+from ir_ops.declaration import TensorSpec
+from ir_ops.dtypes import by_name
+from ir_ops.ge.infer.call import FLOAT, OpCall, Rule, attr_dtype, infers, rules
+from ir_ops.ge.model import TensorType
+from ir_ops.ops import OPS
+
+
+def to_spec(tensor: TensorType) -> TensorSpec:
+    """A GE type as the declarations state it: unknown dims None instead of -1."""
+    assert tensor.dtype is not None
+    if tensor.shape is None:
+        return TensorSpec(tensor.dtype.name, None)
+    return TensorSpec(tensor.dtype.name, tuple(None if dim < 0 else dim for dim in tensor.shape))
+
+
+def from_spec(spec: TensorSpec) -> TensorType:
+    """The inverse of :func:`to_spec`."""
+    shape = None if spec.shape is None else tuple(-1 if dim is None else dim for dim in spec.shape)
+    return TensorType(by_name(spec.dtype), shape)
+
+
+def declared_attrs(op_type: str, attrs: dict[str, object]) -> dict[str, object]:
+    """The attributes among ``attrs`` that the declaration has, absent ones left out."""
+    names = {attr.name for attr in OPS[op_type].attrs}
+    return {name: value for name, value in attrs.items() if name in names and value is not None}
+
+
+def _declared(call: OpCall) -> dict[str, TensorType]:
+    operator = OPS[call.op_type]
+    specs = {name: to_spec(tensor) for name, tensor in call.inputs.items()}
+    attrs = declared_attrs(call.op_type, dict(call.attrs))
+    errors = [found for found in operator.check(specs, attrs) if found.severity == "error"]
+    if errors:
+        raise call.error(str(errors[0]))
+    return {name: from_spec(spec) for name, spec in operator.infer(specs, attrs).items()}
+
+
+for _name in OPS:
+    if _name not in rules():
+        _rule: Rule = _declared
+        infers(_name)(_rule)
+
+
+@infers(*(name for name in ("RotaryPositionEmbedding", "InterleaveRope", "RotaryMul") if name not in OPS))
+def rotary(call: OpCall) -> TensorType:
+    return TensorType(call.dtype("x"), call.shape("x"))
+
+
+@infers(*(name for name in ("AscendQuantV2",) if name not in OPS))
+def ascend_quant(call: OpCall) -> TensorType:
+    return TensorType(attr_dtype(call, "dst_type"), call.shape("x"))
+
+
+@infers(*(name for name in ("DynamicQuant",) if name not in OPS))
+def dynamic_quant(call: OpCall) -> dict[str, TensorType]:
+    shape = call.shape("x")
+    scale = TensorType(FLOAT, None if shape is None else shape[:-1])
+    return {"y": TensorType(attr_dtype(call, "dst_type"), shape), "scale": scale}
+
+
+@infers(*(name for name in ("SwiGlu",) if name not in OPS))
+def swi_glu(call: OpCall) -> TensorType:
+    shape = call.shape("x")
+    if shape is None:
+        return TensorType(call.dtype("x"))
+    axis = call.axis("dim", len(shape))
+    if shape[axis] % 2 and shape[axis] > 0:
+        raise call.error("the split dim is odd", str(shape[axis]), "an even dim")
+    half = shape[axis] // 2 if shape[axis] >= 0 else -1
+    return TensorType(call.dtype("x"), (*shape[:axis], half, *shape[axis + 1 :]))

@@ -1,0 +1,65 @@
+"""Rules 26 to 28: dims, storage formats, devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ir_ops.ge.codec import FORMAT_ND, FORMAT_NZ, UNKNOWN_RANK, layout_of
+from ir_ops.ge.messages import Message
+from ir_ops.ge.model import FRACTAL_NZ
+from ir_ops.ge.validate.context import ERROR, WARNING, Context, Op, Report, is_placeholder, rule
+
+_NZ_ATTRS = (
+    "origin_shape",
+    "origin_shape_initialized",
+    "origin_format_for_int",
+    "format_for_int",
+    "origin_format_is_set",
+)
+
+
+def _descs(c: Context) -> Iterator[tuple[Op, str, Message]]:
+    for op in c.ops():
+        for i, desc in enumerate(op.message.input_desc):
+            yield op, f"{op.place} input {i}", desc
+        for i, desc in enumerate(op.message.output_desc):
+            yield op, f"{op.place} output {i}", desc
+
+
+@rule(26, "Dims are -2 (alone: unknown rank), -1 or more; 0 only in constants")
+def dims(c: Context) -> Iterator[Report]:
+    for op, place, desc in _descs(c):
+        shape = list(desc.shape.dim)
+        if any(dim < UNKNOWN_RANK for dim in shape):
+            yield ERROR, place, f"dims {shape}: below -2"
+        elif UNKNOWN_RANK in shape and len(shape) > 1:
+            yield ERROR, place, f"dims {shape}: -2 stands for an unknown rank, alone"
+        elif 0 in shape and op.is_input:
+            yield ERROR, place, f"dims {shape}: a graph input cannot be empty"
+        elif 0 in shape and not op.is_constant:
+            yield WARNING, place, f"dims {shape}: an empty tensor outside a constant"
+
+
+@rule(27, "Tensors are ND, or FRACTAL_NZ with everything that goes with it")
+def layouts(c: Context) -> Iterator[Report]:
+    for op, place, desc in _descs(c):
+        layout = layout_of(desc)
+        if is_placeholder(desc) or layout == "ND":
+            continue
+        if layout != FRACTAL_NZ:
+            yield ERROR, place, f"layout {desc.layout!r}, wanted ND or {FRACTAL_NZ}"
+            continue
+        missing = [name for name in _NZ_ATTRS if name not in desc.attr]
+        if missing:
+            yield ERROR, place, f"an NZ tensor lacks {', '.join(missing)}"
+        elif desc.attr["format_for_int"].i != FORMAT_NZ or desc.attr["origin_format_for_int"].i != FORMAT_ND:
+            yield ERROR, place, "format_for_int / origin_format_for_int are not 29 / 2"
+        if op.is_input and "_enable_storage_format_spread" not in op.message.attr:
+            yield ERROR, op.place, "an NZ graph input lacks _enable_storage_format_spread"
+
+
+@rule(28, "device_type is NPU or CPU where it is set")
+def devices(c: Context) -> Iterator[Report]:
+    for _, place, desc in _descs(c):
+        if desc.device_type not in ("", "NPU", "CPU"):
+            yield ERROR, place, f"device_type {desc.device_type!r}"
