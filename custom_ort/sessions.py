@@ -1,0 +1,128 @@
+"""Sessions with the kvfuse operators, and running them with numpy arrays of every element type."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from custom_ort.library import register, runtime
+from custom_ort.values import element_type, from_ortvalue, to_ortvalue
+from ir_ops.dtypes import Array, by_name
+from ir_ops.errors import BadInput, BadModel
+
+_ORT_TYPES = {"float": "float32", "double": "float64", "float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2"}
+_QUIET = 4  # a refused model is reported by our exception; onnxruntime need not print it as well
+
+
+def session(
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto, *, sess_options: Any = None, providers: Any = None
+) -> Any:
+    """An ``onnxruntime.InferenceSession`` that knows the operators of ``ai.ascend``.
+
+    Args:
+        model: file, serialised model, or model.
+        sess_options: ``onnxruntime.SessionOptions`` to use; the operators are registered with them.
+        providers: execution providers, the CPU by default; our operators run on the CPU.
+
+    Raises:
+        BadModel: the file is missing, or onnxruntime refuses the model; an operator's refusal names node and rule.
+        KvfuseError: the library or onnxruntime is missing or too old.
+    """
+    ort = runtime()
+    options = sess_options
+    if options is None:
+        options = ort.SessionOptions()
+        options.log_severity_level = _QUIET
+    register(options)
+    where = "model"
+    source: Any = model
+    if isinstance(model, onnx.ModelProto):
+        source = model.SerializeToString()
+    elif not isinstance(model, bytes):
+        where = source = str(model)
+        if not Path(source).is_file():
+            raise BadModel("no such model file", where=where)
+    try:
+        return ort.InferenceSession(source, options, providers=providers or ["CPUExecutionProvider"])
+    except Exception as error:
+        raise BadModel("onnxruntime does not take the model", where=where, found=_message(error)) from None
+
+
+def run(session: Any, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """Runs a session: input name -> array in, output name -> array out.
+
+    Caches are copied: neither ``feeds`` nor its arrays change. :func:`custom_ort.bind` works in place.
+
+    Raises:
+        BadInput: an input is unknown, missing, or of another type or shape than the model declares; or an operator
+            refuses it, with the rule's id and text.
+    """
+    check_feeds(session, feeds)
+    values = {name: to_ortvalue(np.asarray(array)) for name, array in feeds.items()}
+    names = [output.name for output in session.get_outputs()]
+    try:
+        results = session.run_with_ort_values(names, values)
+    except Exception as error:
+        raise refused(error) from None
+    return {name: from_ortvalue(value) for name, value in zip(names, results, strict=True)}
+
+
+def check_feeds(session: Any, feeds: Mapping[str, Array]) -> None:
+    """Compares names, element types and shapes with the session's inputs.
+
+    Raises:
+        BadInput: the first difference.
+    """
+    declared = {entry.name: entry for entry in session.get_inputs()}
+    for name in feeds:
+        if name not in declared:
+            raise BadInput("the model has no such input", found=name, wanted=", ".join(declared))
+    missing = [name for name in declared if name not in feeds]
+    if missing:
+        raise BadInput("an input is missing", found="no " + ", no ".join(missing))
+    for name, array in feeds.items():
+        check_array(name, np.asarray(array), declared[name])
+
+
+def check_array(name: str, array: Array, declared: Any) -> None:
+    """Compares an array with what a session declares for an input or output.
+
+    Raises:
+        BadInput: element type or shape differ.
+    """
+    wanted = dtype_of(declared)
+    if element_type(array, name).name != wanted:
+        raise BadInput("an array has another element type", where=name, found=str(array.dtype), wanted=wanted)
+    shape = declared.shape
+    fits = len(shape) == array.ndim and all(
+        not isinstance(size, int) or size < 0 or size == given for size, given in zip(shape, array.shape, strict=True)
+    )
+    if shape and not fits:  # [] stands for a scalar and for an unknown rank
+        sizes = ", ".join("?" if size is None else str(size) for size in shape)
+        raise BadInput("an array has another shape", where=name, found=str(list(array.shape)), wanted=f"[{sizes}]")
+
+
+def dtype_of(declared: Any) -> str:
+    """kvfuse's name of a session input's or output's element type, of ``tensor(float16)`` for example."""
+    text = re.sub(r"^tensor\((.*)\)$", r"\1", declared.type)
+    name = _ORT_TYPES.get(text, text)
+    try:
+        return by_name(name).name
+    except KeyError:
+        raise BadInput("a value is not a tensor of a known type", where=declared.name, found=declared.type) from None
+
+
+def refused(error: Exception) -> BadInput:
+    """onnxruntime's failure of a run as one line."""
+    return BadInput("onnxruntime refuses the run", found=_message(error))
+
+
+def _message(error: Exception) -> str:
+    """The part of onnxruntime's text that says why: after ``Status Message:`` where it wraps an operator's status."""
+    return str(error).rpartition("Status Message: ")[2].removeprefix("[ONNXRuntimeError] : ")

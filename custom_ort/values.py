@@ -1,0 +1,66 @@
+"""Arrays of every element type into and out of ``OrtValue``, bfloat16 and float8 included."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from custom_ort.library import runtime
+from ir_ops.dtypes import Array, DType, by_numpy, by_onnx
+from ir_ops.errors import BadInput
+
+_RAW = {1: np.uint8, 2: np.uint16}
+
+
+def element_type(array: Array, name: str = "") -> DType:
+    """The type of an array's elements.
+
+    Raises:
+        BadInput: ONNX has no such type.
+    """
+    try:
+        dtype = by_numpy(array.dtype)
+    except KeyError:
+        dtype = None
+    if dtype is None or dtype.onnx is None or dtype.bits < 8:
+        raise BadInput("an array has an element type that sessions do not take", where=name, found=str(array.dtype))
+    return dtype
+
+
+def to_ortvalue(array: Array) -> Any:
+    """A CPU ``OrtValue`` over the array's own memory.
+
+    The memory is shared where the array is C-contiguous: whoever writes the value writes the array.
+
+    Raises:
+        BadInput: the element type does not exist in ONNX, or is a packed one.
+    """
+    dtype = element_type(array)
+    contiguous = np.ascontiguousarray(array).reshape(array.shape)  # ascontiguousarray makes a scalar 1-D
+    make = runtime().OrtValue
+    if dtype.suffix:
+        return make.ortvalue_from_numpy_with_onnx_type(contiguous.view(_RAW[dtype.itemsize]), dtype.onnx)
+    return make.ortvalue_from_numpy(contiguous)
+
+
+def from_ortvalue(value: Any) -> Array:
+    """A copy of an ``OrtValue`` as an array of its real type (bfloat16 and float8 as ml_dtypes).
+
+    Raises:
+        BadInput: the value is not a tensor of a type that kvfuse knows.
+    """
+    try:
+        dtype = by_onnx(value.element_type())
+    except (KeyError, RuntimeError):
+        dtype = None
+    if dtype is None or dtype.np is None or dtype.bits < 8:
+        raise BadInput("a value is not a tensor of a known type", found=str(value.data_type()))
+    if not dtype.suffix:
+        array: Array = value.numpy()
+        return array
+    result = np.empty(tuple(value.shape()), dtype.np)
+    if result.size:
+        ctypes.memmove(result.ctypes.data, value.data_ptr(), result.nbytes)
+    return result

@@ -1,0 +1,82 @@
+"""Golden vectors under tests/data/golden: inputs and outputs of published reference implementations.
+
+``manifest.json`` in an operator's folder lists its cases with attributes, arrays and tolerances. No project code took
+part in making an expected value.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ir_ops.dtypes import Array, by_numpy
+from ir_ops.npz import load_npz
+
+FOLDER = Path(__file__).parent / "data" / "golden"
+
+
+@dataclass(frozen=True)
+class GoldenCase:
+    """One case: ``inputs`` and ``outputs`` by GE name, ``attrs`` as the operator takes them."""
+
+    operator: str
+    name: str
+    attrs: dict[str, Any]
+    tolerance: dict[str, dict[str, Any]]
+    path: Path
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def inputs(self) -> dict[str, Array]:
+        return self._arrays("in_")
+
+    @property
+    def outputs(self) -> dict[str, Array]:
+        return self._arrays("out_")
+
+    def _arrays(self, prefix: str) -> dict[str, Array]:
+        arrays = load_npz(self.path)
+        return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+    def check(self, results: dict[str, Array]) -> None:
+        """Asserts that every recorded output is within the manifest's tolerance of ``results``."""
+        for name, expected in self.outputs.items():
+            assert_within(results[name], expected, self.tolerance[f"out_{name}"], f"{self.name} {name}")
+
+
+def cases(operator: str, *, not_attrs: tuple[str, ...] = ("form",)) -> list[GoldenCase]:
+    """The operator's cases; ``not_attrs`` are manifest labels that are no attributes of the operator."""
+    folder = FOLDER / operator
+    manifest = json.loads((folder / "manifest.json").read_text())
+    return [
+        GoldenCase(
+            operator,
+            entry["case"],
+            {name: value for name, value in entry["attrs"].items() if name not in not_attrs},
+            entry["tolerance"],
+            folder / Path(entry["file"]).name,
+        )
+        for entry in manifest["cases"]
+    ]
+
+
+def assert_within(found: Array, expected: Array, tolerance: dict[str, Any], where: str) -> None:
+    """Asserts a tolerance of the manifest: ``int`` (max_step, max_share) or ``float`` (rtol, atol)."""
+    assert found.dtype == expected.dtype, f"{where}: {found.dtype}, wanted {expected.dtype}"
+    assert found.shape == expected.shape, f"{where}: {found.shape}, wanted {expected.shape}"
+    difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
+    if tolerance["kind"] == "int":
+        assert by_numpy(found.dtype).name == "int8"
+        assert difference.max() <= tolerance["max_step"], f"{where}: off by {difference.max()}"
+        share = np.count_nonzero(difference) / difference.size
+        assert share <= tolerance["max_share"], f"{where}: {share:.2%} of the elements differ"
+    else:
+        bound = tolerance["atol"] + tolerance["rtol"] * np.abs(expected.astype(np.float64))
+        worst = float((difference - bound).max())
+        assert worst <= 0, f"{where}: {worst} beyond the tolerance"
