@@ -18,19 +18,11 @@ import onnx_ir as ir
 from fusion.model_io import ModelLike, to_proto
 from fusion.widen import has_bfloat16, widened
 from ir_ops.dtypes import Array, DType, by_name
-from ir_ops.errors import BadInput, BadModel
+from ir_ops.errors import BadInput, BadModel, KvfuseError
 from ir_ops.ops import DOMAIN
 
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _SILENT = 4
-_ORT_TYPES = {
-    "float": "float32",
-    "double": "float64",
-    "float8e4m3fn": "float8_e4m3fn",
-    "float8e5m2": "float8_e5m2",
-    "float8e8m0": "float8_e8m0",
-    "float4e2m1": "float4_e2m1",
-}
 
 
 @dataclass
@@ -55,8 +47,10 @@ class Runner:
     outputs: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
+        from custom_ort.sessions import dtype_of
+
         inputs = self.session.get_inputs()
-        self.types = {item.name: _dtype(item.type, item.name) for item in inputs}
+        self.types = {item.name: by_name(dtype_of(item)) for item in inputs}
         self.shapes = {item.name: item.shape for item in inputs}
         self.outputs = [item.name for item in self.session.get_outputs()]
 
@@ -93,19 +87,14 @@ class Runner:
         raise BadInput("an input has a wrong type", where=name, found=str(value.dtype), wanted=wanted.name)
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Runs the model on feeds as `prepare` gives them. Raises the runtime's own exceptions."""
-        from custom_ort import run_session
+        """Runs the model on feeds as `prepare` gives them.
 
-        outputs: dict[str, Array] = run_session(self.session, feeds)
-        return outputs
+        Raises:
+            BadInput: the runtime or an operator refuses the run.
+        """
+        import custom_ort
 
-
-def _dtype(ort_type: str, name: str) -> DType:
-    inner = ort_type.removeprefix("tensor(").removesuffix(")")
-    try:
-        return by_name(_ORT_TYPES.get(inner, inner))
-    except KeyError:
-        raise BadModel("inputs of this type are not supported", where=name, found=ort_type, wanted="a tensor") from None
+        return custom_ort.run(self.session, feeds)
 
 
 def open_model(model: ModelLike, *, kernels: bool, folder: Path | None = None) -> Runner:
@@ -122,6 +111,8 @@ def open_model(model: ModelLike, *, kernels: bool, folder: Path | None = None) -
     where = str(model) if isinstance(model, (str, os.PathLike)) else "the model"
     try:
         return Runner(where, _session(model, kernels, folder), kernels)
+    except KvfuseError:
+        raise
     except Exception as error:
         if "NOT_IMPLEMENTED" not in str(error):
             raise _refused(where, error) from None

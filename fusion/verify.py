@@ -118,9 +118,9 @@ def _given(
         prepared = first.prepare(feed.inputs)
         try:
             result = first.run(prepared)
-        except Exception as error:
+        except BadInput as error:
             raise BadInput(
-                "the original model does not run on these inputs", where=feed.name, found=str(error).splitlines()[0]
+                "the original model does not run on these inputs", where=feed.name, found=error.found
             ) from None
         unknown = sorted(set(recorded) - set(first.outputs))
         if unknown:
@@ -168,8 +168,8 @@ def _compare_feed(
 ) -> list[Difference]:
     try:
         got = fused.run(_cast(fused, feed.inputs))
-    except Exception as error:
-        message = f"the fused model does not run: {_core(str(error))}"
+    except BadInput as error:
+        message = f"the fused model does not run: {error.found}"
         return [missing(feed.name, name, "original", message) for name in names]
     records = []
     for name in names:
@@ -182,12 +182,6 @@ def _compare_feed(
             kind = "bfloat16" if fused.wide and got[name].dtype.kind == "f" else None
             records.append(compare(feed.name, name, got[name], recorded[name], "recorded", kind=kind))
     return records
-
-
-def _core(message: str) -> str:
-    """The part of a runtime error that tells something, without its boiler plate."""
-    line = message.splitlines()[0] if message else ""
-    return line.rpartition("Status Message: ")[2]
 
 
 def _how(first: Runner, second: Runner) -> str:
