@@ -1,0 +1,39 @@
+"""Runs a zoo model: ONNX Runtime with all optimisations off, or onnx's reference evaluator for bfloat16."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx.reference import ReferenceEvaluator
+
+from tests.fusion.zoo.graph import Array
+
+TOLERANCE = {"float32": 2e-5, "float16": 6e-3, "bfloat16": 8e-2}
+"""Largest absolute difference between a spelling and the definition; int8 may differ by one step."""
+
+
+def run(model: onnx.ModelProto, feeds: dict[str, Array], dtype: str = "float32") -> dict[str, Array]:
+    names = [entry.name for entry in model.graph.output]
+    wanted = {entry.name for entry in model.graph.input}
+    given = {name: value for name, value in feeds.items() if name in wanted}
+    if dtype == "bfloat16":
+        return dict(zip(names, ReferenceEvaluator(model).run(None, given), strict=True))
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return dict(zip(names, session.run(names, given), strict=True))
+
+
+def worst(got: dict[str, Array], wanted: dict[str, Array], dtype: str) -> str:
+    """Empty when both agree within the tolerance, else what differs and by how much."""
+    for name, value in wanted.items():
+        if got[name].shape != value.shape:
+            return f"{name}: shape {got[name].shape}, wanted {value.shape}"
+        bound = 1.0 if value.dtype == np.int8 else TOLERANCE[dtype]
+        error = float(np.max(np.abs(got[name].astype(np.float64) - value.astype(np.float64))))
+        if not error <= bound:
+            return f"{name}: differs by {error:.3g}, bound {bound:.3g}"
+    return ""
