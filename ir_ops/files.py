@@ -25,7 +25,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         yield part
-        os.replace(part, target)
+        part.replace(target)
     except PermissionError as error:
         raise KvfuseError("cannot write", where=str(target), found=error.strerror or "no permission") from None
     finally:

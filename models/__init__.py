@@ -1,8 +1,8 @@
 """Models that kvfuse ships: a real exported decoder graph for the demo and the tests.
 
-``deepseek-v3 (one layer)``: ``DeepseekV3ForCausalLM`` of transformers 5.24.0 with interleaved rotation, one layer, random weights,
-exported by ``torch.onnx.export(dynamo=True)`` of torch 2.13.0 at opset 18 in float16 with a static latent cache of 16 tokens.
-The sizes around attention are small, head and latent widths are DeepSeek-V3's own (512 + 64).
+One layer of ``DeepseekV3ForCausalLM`` (transformers 5.24.0, interleaved rotation, random weights) exported by
+``torch.onnx.export(dynamo=True)`` of torch 2.13.0: opset 18, float16, static latent caches of 16 tokens. The sizes around
+attention are small; head and latent widths (512 + 64) are DeepSeek-V3's own.
 """
 
 from __future__ import annotations
@@ -22,6 +22,6 @@ def demo_graph() -> Path:
 def demo_record() -> Path:
     """Inputs and PyTorch's outputs of two runs of the demo graph, keys ``case0/in/NAME`` and ``case0/out/NAME``.
 
-    Case 0 is a prefill of three tokens into empty caches, case 1 the step of one token that follows it.
+    Case 0: three tokens at positions 5 to 7 of a filled cache. Case 1: one token at position 9.
     """
     return _DATA / f"{_DEMO}.npz"
