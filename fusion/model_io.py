@@ -281,6 +281,21 @@ def save(
     return Saved(proto, target, data, tuple(dict.fromkeys(notes)))
 
 
+def check_target(out: str | os.PathLike[str]) -> None:
+    """Refuses an output that could not be written, before time is spent on making it.
+
+    Raises:
+        BadUsage: its folder does not exist or is not writeable, or a folder stands in its place.
+    """
+    target = Path(out)
+    if not target.parent.is_dir():
+        raise BadUsage("no such folder to write to", where=str(target), hint=f"create {target.parent} first")
+    if target.is_dir():
+        raise BadUsage("a folder stands where the file should go", where=str(target))
+    if not os.access(target.parent, os.W_OK):
+        raise BadUsage("cannot write", where=str(target), found=f"no permission in {target.parent}")
+
+
 def _write_proto(proto: onnx.ModelProto, part: Path, target: Path) -> None:
     if proto.ByteSize() > PROTOBUF_LIMIT:
         raise BadModel(

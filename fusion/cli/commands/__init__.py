@@ -1,0 +1,1 @@
+"""The commands of ``kvfuse``, one module each (see `fusion.cli`)."""

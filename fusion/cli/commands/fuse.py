@@ -1,0 +1,66 @@
+"""``kvfuse fuse``: fuses a model and writes the result."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+HELP = "fuse IN.onnx and write OUT.onnx; prints what was fused and what was not, and why"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    from fusion.cli import console
+
+    parser.add_argument("input", metavar="IN.onnx")
+    parser.add_argument("output", metavar="OUT.onnx", help="may be the input itself; replaced only by a complete model")
+    console.add_product(parser)
+    parser.add_argument("--only", metavar="OP,..", type=console.names, default=(), help="fuse these operators only")
+    parser.add_argument(
+        "--weights",
+        choices=("share", "copy"),
+        default="share",
+        help="external weights: go on using the input's files (default), or copy them beside the output",
+    )
+    parser.add_argument(
+        "--strict-slots",
+        action="store_true",
+        help="refuse where cache slots could be -1 and the graph does not say skip",
+    )
+    parser.add_argument(
+        "--no-functions", action="store_true", help="leave out the bodies that let any ONNX Runtime run the result"
+    )
+    parser.add_argument("--report", metavar="F.json|F.html", help="write the report there too")
+    console.add_expect(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fuses, checks the expectations, then writes."""
+    from fusion import cli, fuse, model_io, report
+    from fusion.cli import console
+
+    if args.report is not None:
+        console.report_kind(args.report)
+    console.check_paths(output=args.output, report=args.report)
+    console.check_paths(input=args.input, report=args.report)
+    model_io.check_target(args.output)
+    loaded = model_io.load(args.input)
+    result = fuse(
+        loaded.model,
+        product=args.product,
+        only=args.only,
+        strict_slots=args.strict_slots,
+        functions=not args.no_functions,
+    )
+    print(report.fusion_text(result, console.style()))
+    if args.report is not None:
+        console.write_report(result, args.report, args.input)
+    missed = console.unmet(result, args.expect)
+    if missed:
+        print(f"kvfuse fuse: {args.output} not written: {'; '.join(missed)}", file=sys.stderr)
+        return cli.UNMET
+    saved = model_io.save(result.model, args.output, weights=args.weights)
+    print(f"\nwritten: {saved.path}" + (f" with weights in {saved.data}" if saved.data else ""))
+    for note in (*loaded.notes, *saved.notes):
+        print(f"note: {note}")
+    return cli.DONE

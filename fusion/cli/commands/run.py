@@ -1,0 +1,39 @@
+"""``kvfuse run``: runs a fused model on inputs from an npz file."""
+
+from __future__ import annotations
+
+import argparse
+
+HELP = "run FUSED.onnx with the kvfuse kernels on inputs from an npz file"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    parser.add_argument("model", metavar="FUSED.onnx")
+    parser.add_argument("--inputs", metavar="F.npz", required=True, help="NAME -> array, or recorded CASE/in/NAME")
+    parser.add_argument("--outputs", metavar="F.npz", required=True, help="file to write, names as in the inputs")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs every case of the inputs and writes all outputs in one file."""
+    import custom_ort
+    from fusion import cli
+    from fusion.cli import console
+    from fusion.runtime import Runner
+    from fusion.verify import read_feeds
+    from ir_ops.npz import save_npz
+
+    console.check_paths(model=args.model, outputs=args.outputs)
+    console.check_paths(inputs=args.inputs, outputs=args.outputs)
+    feeds = [feed for feed, _ in read_feeds(args.inputs)]
+    runner = Runner(args.model, custom_ort.session(args.model), kernels=True)
+    results = {}
+    for feed in feeds:
+        outputs = runner.run(runner.prepare(feed.inputs))
+        plain = len(feeds) == 1 and feed.name == "inputs"
+        results.update({name if plain else f"{feed.name}/out/{name}": array for name, array in outputs.items()})
+    save_npz(args.outputs, results)
+    for name, array in results.items():
+        print(f"{name}: {array.dtype}{list(array.shape)}")
+    print(f"written: {args.outputs}")
+    return cli.DONE
