@@ -1,8 +1,8 @@
 """Running fused models in ONNX Runtime on the CPU.
 
-    session = custom_ort.session("model.fused.onnx")
-    outputs = custom_ort.run(session, {"kv": kv, "k_cache": k_cache, ...})            # caches are copied
-    binding = custom_ort.bind(session, feeds, aliases={"k_cache": "k_cache_out"})     # caches are written in place
+session = custom_ort.session("model.fused.onnx")
+outputs = custom_ort.run(session, {"kv": kv, "k_cache": k_cache, ...})            # caches are copied
+binding = custom_ort.bind(session, feeds, aliases={"k_cache": "k_cache_out"})     # caches are written in place
 """
 
 from __future__ import annotations

@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 
+from custom_ort.diagnose import broken_rules
 from custom_ort.library import register, runtime
 from custom_ort.values import element_type, from_ortvalue, to_ortvalue
 from ir_ops.dtypes import Array, by_name
 from ir_ops.errors import BadInput, BadModel
 
 _ORT_TYPES = {"float": "float32", "double": "float64", "float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2"}
+_RULE = re.compile(r": [A-Z]{2}-\d\d: ")
 _QUIET = 4  # a refused model is reported by our exception; onnxruntime need not print it as well
 
 
@@ -51,7 +54,20 @@ def session(
     try:
         return ort.InferenceSession(source, options, providers=providers or ["CPUExecutionProvider"])
     except Exception as error:
-        raise BadModel("onnxruntime does not take the model", where=where, found=_message(error)) from None
+        raise BadModel("onnxruntime does not take the model", where=where, found=_why(source, error)) from None
+
+
+def _why(source: str | bytes, error: Exception) -> str:
+    """The rule of ours that the model breaks, else onnxruntime's own words."""
+    if _RULE.search(_message(error)):
+        return _message(error)
+    try:
+        model = (
+            onnx.load_from_string(source) if isinstance(source, bytes) else onnx.load(source, load_external_data=False)
+        )
+        return next(broken_rules(model), _message(error))
+    except (OSError, ValueError, DecodeError):  # not an ONNX file: onnxruntime has said so
+        return _message(error)
 
 
 def run(session: Any, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -125,4 +141,5 @@ def refused(error: Exception) -> BadInput:
 
 def _message(error: Exception) -> str:
     """The part of onnxruntime's text that says why: after ``Status Message:`` where it wraps an operator's status."""
-    return str(error).rpartition("Status Message: ")[2].removeprefix("[ONNXRuntimeError] : ")
+    text = str(error).rpartition("Status Message: ")[2]
+    return text.rpartition("Exception during initialization: ")[2].removeprefix("[ONNXRuntimeError] : ")

@@ -80,7 +80,10 @@ def _ports(operator: Operator) -> list[str]:
         lines.append(f"    {{{_text(entry.name)}, {str(entry.optional).lower()}, {ref}}},")
     lines += ["};", "inline constexpr OutputDecl kOutputs[] = {"]
     refs = {entry.ref: inputs.index(entry.name) for entry in operator.inputs if entry.ref is not None}
-    lines += [f"    {{{_text(name)}, {refs.get(name, -1)}}}," for name in outputs]
+    types = [entry.type for entry in operator.inputs]  # where an output's element type is to be seen
+    for output in operator.outputs:
+        like = types.index(output.type) if output.type in types else -1
+        lines.append(f"    {{{_text(output.name)}, {refs.get(output.name, -1)}, {like}}},")
     return [*lines, "};", ""]
 
 
@@ -103,7 +106,7 @@ def _attrs(attrs: Sequence[Attr]) -> list[str]:
 
 
 def _types(operator: Operator) -> list[str]:
-    ports = [entry.type for entry in (*operator.inputs, *operator.outputs)]
+    ports = [entry.type for entry in operator.inputs] + [entry.type for entry in operator.outputs]
     lines = [f"inline constexpr int8_t kTypes[][{len(ports)}] = {{"]
     for choice in operator.type_combinations():
         row = ", ".join(str(by_name(choice[variable]).onnx) for variable in ports)

@@ -227,8 +227,7 @@ KvRmsNormRopeCache::KvRmsNormRopeCache(const KernelInfo& info)
   const int mode = info.Choice(kAttrCacheMode, &found);
   float8_cast_ = info.Choice(kAttrFloat8Cast, &found);
   if (float8_cast_ < 0) {
-    Refuse({"AT-04", "an attribute has a value that is not allowed"}, "float8_cast '" + found + "'",
-           Join(kFloat8CastValues));
+    Refuse({"AT-04", "an attribute has an unknown value"}, "float8_cast='" + found + "'", Join(kFloat8CastValues));
   }
   if (mode < 0) {
     info.Choice(kAttrCacheMode, &found);

@@ -255,11 +255,13 @@ OrtTensorTypeAndShapeInfo* ShapeContext::Info(size_t input) const {
   return info;
 }
 
-bool ShapeContext::Given(size_t input) const {
+int ShapeContext::InputType(size_t input) const {
   int type = kUndefined;
   const OrtTensorTypeAndShapeInfo* info = Info(input);
-  return info != nullptr && Succeeded(Runtime().GetTensorElementType(info, &type)) && type != kUndefined;
+  return info != nullptr && Succeeded(Runtime().GetTensorElementType(info, &type)) ? type : int{kUndefined};
 }
+
+bool ShapeContext::Given(size_t input) const { return InputType(input) != kUndefined; }
 
 bool ShapeContext::Dims(size_t input, size_t rank, std::vector<InferredDim>* dims) const {
   const OrtTensorTypeAndShapeInfo* info = Info(input);
@@ -281,9 +283,13 @@ void ShapeContext::SetOutput(size_t output, const std::vector<InferredDim>& dims
     sizes.push_back(dim.size);
     symbols.push_back(dim.symbol.c_str());
   }
+  // The runtime calls one operator of a name for all its type combinations: the type is in the graph, not in us.
+  const int like = declaration_.outputs[output].type_input;
+  const int type = like < 0 ? int{kUndefined} : InputType(static_cast<size_t>(like));
+  if (type == kUndefined) return;
   OwnedInfo owned;
   Require(Runtime().CreateTensorTypeAndShapeInfo(&owned.info));
-  Require(Runtime().SetTensorElementType(owned.info, int{types_[declaration_.inputs.size + output]}));
+  Require(Runtime().SetTensorElementType(owned.info, type));
   Require(Runtime().SetDimensions(owned.info, sizes.data(), sizes.size()));
   Require(Runtime().SetSymbolicDimensions(owned.info, symbols.data(), symbols.size()));
   Require(Runtime().ShapeInferContext_SetOutputTypeShape(context_, output, owned.info));

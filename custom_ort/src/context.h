@@ -115,8 +115,8 @@ struct InferredDim {
 // While the graph is loaded: shapes of outputs from shapes of inputs. Nothing can be refused here.
 class ShapeContext {
  public:
-  ShapeContext(OrtShapeInferContext* context, const Declaration& declaration, const int8_t* types)
-      : context_(context), declaration_(declaration), types_(types) {}
+  ShapeContext(OrtShapeInferContext* context, const Declaration& declaration)
+      : context_(context), declaration_(declaration) {}
 
   // Whether the node has that input.
   bool Given(size_t input) const;
@@ -128,10 +128,10 @@ class ShapeContext {
 
  private:
   OrtTensorTypeAndShapeInfo* Info(size_t input) const;
+  int InputType(size_t input) const;
 
   OrtShapeInferContext* context_;
   const Declaration& declaration_;
-  const int8_t* types_;
 };
 
 }  // namespace kvfuse

@@ -27,7 +27,8 @@ struct InputDecl {
 
 struct OutputDecl {
   const char* name;
-  int ref_input;  // the input whose buffer it shares, or -1
+  int ref_input;   // the input whose buffer it shares, or -1
+  int type_input;  // the first input that has its element type, or -1
 };
 
 enum class AttrType { kFloat, kInt, kBool, kString };

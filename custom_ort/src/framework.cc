@@ -98,7 +98,7 @@ OrtStatus* RunNode(void* kernel, OrtKernelContext* context) noexcept {
 OrtStatus* InferShapes(const OrtCustomOp* op, OrtShapeInferContext* context) noexcept {
   const TypedOperator& self = Self(op);
   return Guarded(self.entry->declaration->name, "", [&] {
-    ShapeContext wrapped(context, *self.entry->declaration, self.types);
+    ShapeContext wrapped(context, *self.entry->declaration);
     wrapped.CopyRefShapes();
     self.entry->infer(wrapped);
   });

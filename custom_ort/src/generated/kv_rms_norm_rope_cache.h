@@ -26,10 +26,10 @@ inline constexpr InputDecl kInputs[] = {
     {"v", true, -1},
 };
 inline constexpr OutputDecl kOutputs[] = {
-    {"k_cache", 5},
-    {"ckv_cache", 6},
-    {"k_rope", -1},
-    {"c_kv", -1},
+    {"k_cache", 5, 5},
+    {"ckv_cache", 6, 6},
+    {"k_rope", -1, 0},
+    {"c_kv", -1, 0},
 };
 
 enum CacheMode : int { kCacheMode_Norm, kCacheMode_PA, kCacheMode_PA_BNSD, kCacheMode_PA_NZ, kCacheMode_PA_BLK_BNSD, kCacheMode_PA_BLK_NZ };

@@ -1,0 +1,107 @@
+"""The kernel computes what the declaration's reference computes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from ir_ops.dtypes import Array, by_numpy
+from ir_ops.ops import OPS
+from tests.custom_ort import one_node
+from tests.custom_ort.calls import NAME, random_call
+from tests.custom_ort.isa import ISAS
+
+CASES = 2400
+# One rounding step of the type; what fp32 leaves open (order of the sum) shows in a few last bits.
+STEP = {"float32": 2.0**-19, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+def ordered(array: Array) -> Array:
+    """8-bit values as integers in numerical order, neighbours one apart (NaN in one place)."""
+    if by_numpy(array.dtype).name == "int8":
+        return array.astype(np.int32)
+    code = one_node.bits(array).astype(np.int32)
+    signed = np.where(code & 0x80, -(code & 0x7F), code)
+    return np.where(np.isnan(array.astype(np.float32)), 1000, signed)
+
+
+def differing(found: Array, expected: Array, where: str) -> int:
+    """Asserts that two results are a rounding step apart at most; counts the elements of 8 bits that differ."""
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape), where
+    if found.dtype.itemsize == 1:
+        step = np.abs(ordered(found) - ordered(expected))
+        assert step.max() <= 1, f"{where}: off by {step.max()} codes"
+        return int(np.count_nonzero(step))
+    step = STEP[by_numpy(found.dtype).name]
+    a, b = found.astype(np.float64), expected.astype(np.float64)
+    assert np.array_equal(np.isnan(a), np.isnan(b)), where
+    np.testing.assert_allclose(a, b, rtol=step, atol=4e-6, err_msg=where)
+    return 0
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_random_calls(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of calls over all modes, types, quantisations, cache layouts and widths."""
+    monkeypatch.setenv("KVFUSE_ISA", isa)
+    rng = np.random.default_rng(2024 + ISAS.index(isa))
+    sessions = one_node.Sessions()
+    different, elements, seen = 0, 0, Counter[str]()
+    for case in range(CASES if isa == ISAS[-1] else 300):
+        call = random_call(rng)
+        expected = OPS[NAME].reference(call.inputs, call.attrs)
+        found = sessions.run(NAME, call.inputs, call.attrs)
+        for name, array in expected.items():
+            different += differing(found[name], array, f"case {case} {name} {call.attrs}")
+            elements += array.size if array.dtype.itemsize == 1 else 0
+        seen[call.attrs["cache_mode"]] += 1
+    assert len(seen) == 6
+    assert different <= 1e-4 * elements, f"{different} of {elements} 8-bit elements differ"
+
+
+@pytest.mark.parametrize("special", [np.inf, -np.inf, np.nan, 1e38, 0.0, 1e-42])
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
+def test_special_values(special: float, kind: str) -> None:
+    """NaN, inf, overflowing squares and subnormals give NaN, inf and zero where the reference does."""
+    rng = np.random.default_rng(5)
+    for _ in range(40):
+        call = random_call(rng)
+        if by_numpy(call.inputs["kv"].dtype).name != kind:
+            continue
+        for name in ("kv", "cos", "v"):
+            if name in call.inputs:
+                flat = call.inputs[name].reshape(-1)
+                flat[rng.integers(0, flat.size, 2)] = np.float32(special).astype(flat.dtype)
+        expected = OPS[NAME].reference(call.inputs, call.attrs)
+        found = one_node.run(NAME, call.inputs, call.attrs)
+        for name, array in expected.items():
+            differing(found[name], array, f"{special} {kind} {name} {call.attrs}")
+
+
+def test_all_zero_row_without_epsilon_is_nan() -> None:
+    """0 / sqrt(0): the reference says NaN, and so does the kernel; an int8 cache takes NaN for 0."""
+    rng = np.random.default_rng(6)
+    call = random_call(rng, cache_mode="Norm", separate=False)
+    call.inputs["kv"][:] = 0
+    call.attrs["epsilon"] = 0.0
+    expected = OPS[NAME].reference(call.inputs, call.attrs)
+    found = one_node.run(NAME, call.inputs, call.attrs)
+    for name, array in expected.items():
+        differing(found[name], array, name)
+
+
+def test_negative_zero_keeps_its_sign() -> None:
+    kv = np.full((1, 1, 1, 18), -0.0, np.float32)
+    inputs = {
+        "kv": kv,
+        "gamma": np.ones(16, np.float32),
+        "cos": np.ones((1, 1, 1, 2), np.float32),
+        "sin": np.zeros((1, 1, 1, 2), np.float32),
+        "index": np.zeros((1, 1), np.int64),
+        "k_cache": np.ones((1, 1, 1, 2), np.float32),
+        "ckv_cache": np.ones((1, 1, 1, 16), np.float32),
+    }
+    for constants in ((), ("gamma",)):
+        ckv = one_node.run(NAME, inputs, {}, constants=constants)["ckv_cache"]
+        assert np.signbit(ckv).all()
