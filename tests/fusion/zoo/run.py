@@ -27,12 +27,12 @@ def run(model: onnx.ModelProto, feeds: dict[str, Array], dtype: str = "float32")
     return dict(zip(names, session.run(names, given), strict=True))
 
 
-def worst(got: dict[str, Array], wanted: dict[str, Array], dtype: str) -> str:
-    """Empty when both agree within the tolerance, else what differs and by how much."""
+def worst(got: dict[str, Array], wanted: dict[str, Array], dtype: str, steps: float = 1.0) -> str:
+    """Empty when both agree within the tolerance (int8: within ``steps``), else what differs and by how much."""
     for name, value in wanted.items():
         if got[name].shape != value.shape:
             return f"{name}: shape {got[name].shape}, wanted {value.shape}"
-        bound = 1.0 if value.dtype == np.int8 else TOLERANCE[dtype]
+        bound = steps if value.dtype == np.int8 else TOLERANCE[dtype]
         error = float(np.max(np.abs(got[name].astype(np.float64) - value.astype(np.float64))))
         if not error <= bound:
             return f"{name}: differs by {error:.3g}, bound {bound:.3g}"
