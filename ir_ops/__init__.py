@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ir_ops.declaration import Operator, TensorSpec, Violation
+    from ir_ops.onnx_schema import register_onnx_schemas
     from ir_ops.ops import OPS
 
-__all__ = ["OPS", "Operator", "TensorSpec", "Violation"]
+__all__ = ["OPS", "Operator", "TensorSpec", "Violation", "register_onnx_schemas"]
 
 _HOMES = {
     "OPS": "ir_ops.ops",
     "Operator": "ir_ops.declaration",
     "TensorSpec": "ir_ops.declaration",
     "Violation": "ir_ops.declaration",
+    "register_onnx_schemas": "ir_ops.onnx_schema",
 }
 
 

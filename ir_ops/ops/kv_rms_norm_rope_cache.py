@@ -354,7 +354,7 @@ OPERATOR = Operator(
         Input("cos", "T", "[B, N or 1, S or 1, R]", "full width, in output order"),
         Input("sin", "T", "as cos"),
         Input("index", "I", "Norm [B, S]; PA* [B*S]; PA_BLK_* [B*ceil(S/block_size)]", "where to write; -1 skips"),
-        Input("k_cache", "TK", "Norm [B, N, Scache, Dk]; PA* [block_num, block_size, N, Dk]", "in place", ref="k_cache"),
+        Input("k_cache", "TK", "Norm [B, N, Scache, Dk]; PA* [blocks, block_size, N, Dk]", "in place", ref="k_cache"),
         Input("ckv_cache", "TC", "as k_cache with Dv columns", "in place", ref="ckv_cache"),
         Input("k_rope_scale", "F", "[1], [Dk], [1, Dk] or [N, Dk]", "multiplier; given when k_cache is 8-bit", True),
         Input("c_kv_scale", "F", "[1], [Dv], [1, Dv] or [N, Dv]", "multiplier; given when ckv_cache is 8-bit", True),
