@@ -1,0 +1,244 @@
+"""A read-only view of a graph for recognition: attributes, constants, canonical values, places for messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ir_ops.dtypes import Array, by_onnx
+
+SMALL = 64
+"""Float constants up to this many elements may be read, and only then when they are masks or scalars."""
+STRUCTURAL = 1 << 20
+"""Integer constants up to this many elements are structure (shapes, axes, indices) and are read."""
+
+
+def dtype_name(value: ir.Value | None) -> str:
+    """kvfuse's name of a value's element type, "" when the graph does not say."""
+    if value is None or value.dtype is None:
+        return ""
+    try:
+        return by_onnx(int(value.dtype)).name
+    except KeyError:
+        return ""
+
+
+def dims_of(value: ir.Value) -> tuple[int | str | None, ...] | None:
+    """The declared dims: ints, symbol names, None where nothing is said; None for an unknown rank."""
+    if value.shape is None:
+        return None
+    return tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
+
+
+class GraphView:
+    """Wraps a graph whose functions are inlined. Nothing is changed through it.
+
+    Args:
+        graph: the main graph.
+        opset: version of the ai.onnx domain.
+    """
+
+    def __init__(self, graph: ir.Graph, opset: int) -> None:
+        self.graph, self.opset = graph, opset
+        self.outputs = {id(value) for value in graph.outputs}
+        self.caches: set[int] = set()
+        """Graph inputs whose elements an output carries on; filled by the cache recogniser."""
+        self._attrs: dict[int, dict[str, Any]] = {}
+        self._order: dict[int, int] | None = None
+        self._numbers: dict[int, int] = {}
+        self._number_of: dict[Any, int] = {}
+
+    def order(self, node: ir.Node) -> int:
+        """Position of a node in the graph."""
+        if self._order is None:
+            self._order = {id(entry): place for place, entry in enumerate(self.graph)}
+        return self._order[id(node)]
+
+    def attrs(self, node: ir.Node) -> dict[str, Any]:
+        """Attributes as Python values (tensors as arrays), plus ``@outputs``, the number of outputs."""
+        cached = self._attrs.get(id(node))
+        if cached is None:
+            cached = {"@outputs": len(node.outputs)}
+            for name, attr in node.attributes.items():
+                if attr.type == ir.AttributeType.TENSOR:
+                    cached[name] = attr.value.numpy()
+                elif attr.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+                    cached[name] = attr.value
+            self._attrs[id(node)] = cached
+        return cached
+
+    def constant(self, value: ir.Value | None, limit: int = STRUCTURAL) -> Array | None:
+        """The content of an initializer or Constant node of at most ``limit`` elements, None for anything else.
+
+        Content that cannot be read (external data out of reach) counts as not constant.
+        """
+        tensor = self.tensor(value)
+        if tensor is None or tensor.size > limit:
+            return None
+        try:
+            return np.asarray(tensor.numpy())
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def tensor(self, value: ir.Value | None) -> ir.TensorProtocol | None:
+        """The tensor behind an initializer or a Constant node, unread."""
+        if value is None:
+            return None
+        node = value.producer()
+        if node is None:
+            # an initializer that is also a graph input may be replaced by the caller
+            return None if value.is_graph_input() else value.const_value
+        if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+            return None
+        for name, attr in node.attributes.items():
+            if name == "value":
+                return attr.value  # type: ignore[no-any-return]
+            if name in ("value_int", "value_ints"):
+                return ir.tensor(np.asarray(attr.value, np.int64))
+            if name in ("value_float", "value_floats"):
+                return ir.tensor(np.asarray(attr.value, np.float32))
+        return None
+
+    def is_constant(self, value: ir.Value | None) -> bool:
+        return self.tensor(value) is not None
+
+    def structural(self, value: ir.Value) -> Array | None:
+        """A constant that is structure, not a parameter: integers, float scalars, float masks of -1, 0 and 1."""
+        tensor = self.tensor(value)
+        if tensor is None:
+            return None
+        if not by_kind_float(tensor):
+            return self.constant(value)
+        if tensor.size > SMALL:
+            return None
+        array = self.constant(value)
+        if array is None or array.size == 1:
+            return array
+        wide = array.astype(np.float64)
+        mask = np.isin(wide, (-1.0, 0.0, 1.0)).all() and wide.min() != wide.max()
+        return array if mask else None
+
+    def scalar(self, value: ir.Value | None) -> float | None:
+        """The number a value holds when it is a constant of one element, looked up through shape and type changes."""
+        for _ in range(16):
+            if value is None:
+                return None
+            array = self.constant(value, 1)
+            if array is not None:
+                return float(array.reshape(-1)[0]) if array.size == 1 else None
+            node = value.producer()
+            if node is None or node.op_type not in ("Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Expand"):
+                return None
+            value = node.inputs[0]
+        return None
+
+    def root(self, value: ir.Value) -> ir.Value:
+        """The value behind Identity, Casts to the same type, and Concats of one input."""
+        while True:
+            node = value.producer()
+            if node is None or not node.inputs or node.inputs[0] is None or node.domain not in ("", "ai.onnx"):
+                return value
+            source = node.inputs[0]
+            if node.op_type == "Identity" or (node.op_type == "Concat" and len(node.inputs) == 1):
+                value = source
+            elif node.op_type == "Cast" and dtype_name(source) and dtype_name(source) == self._cast_target(node):
+                value = source
+            else:
+                return value
+
+    def _cast_target(self, node: ir.Node) -> str:
+        try:
+            return by_onnx(int(self.attrs(node)["to"])).name
+        except KeyError:
+            return "?"
+
+    def number(self, value: ir.Value) -> int:
+        """Value number: equal for values that are computed in the same way from the same values."""
+        for item in self._unnumbered(value):
+            key = self._key(item)
+            self._numbers[id(item)] = self._number_of.setdefault(key, len(self._number_of))
+        return self._numbers[id(self.root(value))]
+
+    def _unnumbered(self, value: ir.Value) -> Iterator[ir.Value]:
+        """Roots that have no number yet, operands first."""
+        stack = [self.root(value)]
+        while stack:
+            top = stack[-1]
+            if id(top) in self._numbers:
+                stack.pop()
+                continue
+            missing = [root for root in self._operand_roots(top) if id(root) not in self._numbers]
+            if missing:
+                stack.extend(missing)
+            else:
+                stack.pop()
+                yield top
+
+    def _operand_roots(self, value: ir.Value) -> list[ir.Value]:
+        node = value.producer()
+        if node is None or node.op_type == "Constant":
+            return []
+        return [self.root(operand) for operand in node.inputs if operand is not None]
+
+    def _key(self, value: ir.Value) -> Any:
+        constant = self.constant(value, SMALL) if self.is_constant(value) else None
+        if constant is not None:
+            return ("constant", str(constant.dtype), constant.shape, constant.tobytes())
+        node = value.producer()
+        if node is None or node.op_type == "Constant" or any(_is_graph(attr) for attr in node.attributes.values()):
+            return ("value", id(value))
+        operands = tuple(-1 if operand is None else self._numbers[id(self.root(operand))] for operand in node.inputs)
+        if node.op_type in ("Add", "Mul", "Max", "Min", "Equal", "And", "Or"):
+            operands = tuple(sorted(operands))
+        attrs = tuple(sorted((name, _frozen(item)) for name, item in self.attrs(node).items()))
+        return (node.domain, node.op_type, attrs, operands, value.index())
+
+    def layer_of(self, *values: ir.Value | None) -> int | None:
+        """The decoder layer that names of values and of the nodes around them tell, None when they do not."""
+        for value in values:
+            node = value.producer() if value is not None else None
+            texts = [value.name if value is not None else None, node.name if node is not None else None]
+            if node is not None:
+                texts += [item.name for item in node.inputs if item is not None]
+                texts.append(node.metadata_props.get("pkg.torch.onnx.name_scopes"))
+            for text in texts:
+                found = re.search(r"layers?[./_]+(\d+)|(?:key|value|cache\w*|past\w*|present)\.(\d+)", text or "")
+                if found:
+                    return int(found.group(1) or found.group(2))
+        return None
+
+    def place(self, value: ir.Value, layer: int | None = None) -> str:
+        """Where a value is, for a message: layer, node name or value name."""
+        node = value.producer()
+        if node is not None:
+            text = f"node {node.name}" if node.name else f"{node.op_type} giving {value.name}"
+        else:
+            text = f"input {value.name}"
+        return text if layer is None else f"layer {layer}, {text}"
+
+
+def _is_graph(attr: ir.Attr) -> bool:
+    return attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
+
+def _frozen(item: Any) -> Any:
+    if isinstance(item, np.ndarray):
+        return (str(item.dtype), item.shape, item.tobytes())
+    return tuple(item) if isinstance(item, (list, tuple)) else item
+
+
+def by_kind_float(tensor: ir.TensorProtocol) -> bool:
+    """Whether a tensor holds floating point numbers."""
+    try:
+        return by_onnx(int(tensor.dtype)).is_float
+    except KeyError:
+        return False
+
+
+def uses(value: ir.Value) -> Iterable[tuple[ir.Node, int]]:
+    """(node, operand position) of each reader, subgraph readers included."""
+    return [(use.node, use.idx) for use in value.uses()]

@@ -1,0 +1,303 @@
+"""RMSNorm as algebra: a product ``x^1 * (mean(x^2) + epsilon)^(-1/2) * gamma^1`` in whatever order it is written.
+
+Handled: Pow or Mul squares, ReduceMean, ReduceSum with a factor 1/n, ReduceSumSquare, any mixture of Mul, Div, Pow,
+Sqrt, Reciprocal, Neg, Cast and Identity, gamma before or after a cast, recomputed sub-expressions; and the operators
+that are a norm by themselves. Refused by construction: another axis, another n, epsilon outside the root, centring.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from fusion.facts.graph import GraphView, dims_of, dtype_name, uses
+from ir_ops.dtypes import by_onnx
+
+_FUSED = ("RMSNormalization", "SimplifiedLayerNormalization")
+_REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceSumSquare")
+_STEP = ("Mul", "Div", "Pow", "Sqrt", "Reciprocal", "Neg", "Cast", "Identity")
+
+
+@dataclass(frozen=True)
+class NormFact:
+    """``y`` is the RMSNorm of ``x`` over its last axis.
+
+    Attributes:
+        y: the normalised value, at its earliest (casts behind it are movement).
+        x: the squared value, with casts, Identity and Neg stripped.
+        gamma: the weight, casts stripped; None for a norm without one.
+        epsilon: what is added to the mean square.
+        count: the number of elements the mean divides by, None for a mean over the axis.
+        nodes: the nodes between x and y.
+    """
+
+    y: ir.Value
+    x: ir.Value
+    gamma: ir.Value | None
+    epsilon: float
+    count: float | None
+    nodes: tuple[ir.Node, ...]
+
+
+@dataclass
+class _Product:
+    """``coef`` times bases (by value number) to their exponents."""
+
+    coef: float
+    powers: dict[int, float]
+    values: dict[int, ir.Value] = field(default_factory=dict)
+
+    def times(self, other: _Product, sign: float) -> _Product:
+        powers = dict(self.powers)
+        for base, power in other.powers.items():
+            powers[base] = powers.get(base, 0.0) + sign * power
+        coef = self.coef * other.coef if sign > 0 else self.coef / other.coef if other.coef else float("nan")
+        kept = {base: power for base, power in powers.items() if power}
+        return _Product(coef, kept, {**self.values, **other.values})
+
+    def raised(self, power: float) -> _Product:
+        if self.coef <= 0 and power != int(power):
+            return _Product(float("nan"), {})
+        return _Product(self.coef**power, {base: own * power for base, own in self.powers.items()}, self.values)
+
+
+def stripped(view: GraphView, value: ir.Value) -> ir.Value:
+    """The value behind Identity and Casts between float types."""
+    while True:
+        value = view.root(value)
+        node = value.producer()
+        if node is None or node.op_type != "Cast" or node.inputs[0] is None:
+            return value
+        source = dtype_name(node.inputs[0])
+        if not by_onnx(int(view.attrs(node)["to"])).is_float or (source and "float" not in source):
+            return value
+        value = node.inputs[0]
+
+
+def find_norms(view: GraphView) -> list[NormFact]:
+    """All RMSNorms of a graph, in its order."""
+    found: list[NormFact] = []
+    for node in view.graph:
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        if node.op_type in _FUSED:
+            found.extend(_fused(view, node))
+        elif node.op_type in _REDUCTIONS:
+            found.extend(_spelled(view, node))
+    return found
+
+
+def _fused(view: GraphView, node: ir.Node) -> list[NormFact]:
+    attrs = view.attrs(node)
+    x, gamma = node.inputs[0], node.inputs[1]
+    if x is None or int(attrs.get("axis", -1)) not in _last_axis(x):
+        return []
+    fact = NormFact(
+        node.outputs[0],
+        stripped(view, x),
+        None if gamma is None else stripped(view, gamma),
+        float(attrs.get("epsilon", 1e-5)),
+        None,
+        (node,),
+    )
+    return [fact]
+
+
+def _last_axis(x: ir.Value) -> tuple[int, ...]:
+    dims = dims_of(x)
+    return (-1,) if dims is None else (-1, len(dims) - 1)
+
+
+def _spelled(view: GraphView, reduction: ir.Node) -> list[NormFact]:
+    squared = _squared(view, reduction)
+    if squared is None:
+        return []
+    x, square_nodes = squared
+    facts: list[NormFact] = []
+    for total, count, nodes in _means(view, reduction):
+        for use, _ in uses(total):
+            epsilon = _other_scalar(view, use, total)
+            if use.op_type == "Add" and epsilon is not None:
+                facts.extend(_products(view, x, use, epsilon, count, (*square_nodes, *nodes, use)))
+    return facts
+
+
+def _squared(view: GraphView, reduction: ir.Node) -> tuple[ir.Value, tuple[ir.Node, ...]] | None:
+    """The value whose squares a reduction sums over the last axis, and the nodes that square it."""
+    operand = reduction.inputs[0]
+    if operand is None or not _reduces_last(view, reduction):
+        return None
+    if reduction.op_type == "ReduceSumSquare":
+        return _signless(view, operand), (reduction,)
+    square = stripped(view, operand)
+    node = square.producer()
+    if node is None:
+        return None
+    first = node.inputs[0]
+    if node.op_type == "Pow" and view.scalar(node.inputs[1]) == 2.0 and first is not None:
+        return _signless(view, first), (node, reduction)
+    if node.op_type == "Mul" and first is not None and node.inputs[1] is not None:
+        left, right = _signless(view, first), _signless(view, node.inputs[1])
+        if view.number(left) == view.number(right):
+            return left, (node, reduction)
+    return None
+
+
+def _signless(view: GraphView, value: ir.Value) -> ir.Value:
+    """The value behind casts and Neg: both square to the same."""
+    value = stripped(view, value)
+    node = value.producer()
+    while node is not None and node.op_type == "Neg" and node.inputs[0] is not None:
+        value = stripped(view, node.inputs[0])
+        node = value.producer()
+    return value
+
+
+def _reduces_last(view: GraphView, reduction: ir.Node) -> bool:
+    attrs = view.attrs(reduction)
+    if not attrs.get("keepdims", 1) or reduction.inputs[0] is None:
+        return False
+    axes = attrs.get("axes")
+    if axes is None and len(reduction.inputs) > 1:
+        constant = view.constant(_plain_constant(view, reduction.inputs[1]))
+        axes = None if constant is None else constant.reshape(-1).tolist()
+    return axes is not None and len(axes) == 1 and int(axes[0]) in _last_axis(reduction.inputs[0])
+
+
+def _plain_constant(view: GraphView, value: ir.Value | None) -> ir.Value | None:
+    """A constant seen through reshapes and casts, as unoptimised exports write it."""
+    while value is not None and not view.is_constant(value):
+        node = value.producer()
+        if node is None or node.op_type not in ("Identity", "Reshape", "Cast", "Unsqueeze"):
+            return None
+        value = node.inputs[0]
+    return value
+
+
+def _means(view: GraphView, reduction: ir.Node) -> list[tuple[ir.Value, float | None, tuple[ir.Node, ...]]]:
+    """Values that are the mean square: (value, explicit divisor, nodes)."""
+    total = reduction.outputs[0]
+    if reduction.op_type == "ReduceMean":
+        return [(total, None, ())]
+    found: list[tuple[ir.Value, float | None, tuple[ir.Node, ...]]] = []
+    for use, position in uses(total):
+        factor = _other_scalar(view, use, total)
+        if factor and use.op_type == "Mul":
+            found.append((use.outputs[0], 1.0 / factor, (use,)))
+        elif factor and use.op_type == "Div" and position == 0:
+            found.append((use.outputs[0], factor, (use,)))
+    return found
+
+
+def _other_scalar(view: GraphView, node: ir.Node, value: ir.Value) -> float | None:
+    """The constant number on the other side of a binary operator."""
+    if len(node.inputs) != 2:
+        return None
+    left, right = node.inputs
+    return view.scalar(right) if left is value else view.scalar(left) if right is value else None
+
+
+def _products(
+    view: GraphView, x: ir.Value, root: ir.Node, epsilon: float, count: float | None, nodes: tuple[ir.Node, ...]
+) -> list[NormFact]:
+    """Follows the mean forward as long as it stays a product, and picks the values that are the norm of x."""
+    base, target = view.number(root.outputs[0]), view.number(x)
+    forms: dict[int, _Product] = {id(root.outputs[0]): _Product(1.0, {base: 1.0})}
+    inner: dict[int, tuple[ir.Node, ...]] = {id(root.outputs[0]): nodes}
+    queue, complete = [root.outputs[0]], []
+    while queue:
+        value = queue.pop(0)
+        for use, _ in uses(value):
+            if use.op_type not in _STEP or use.domain not in ("", "ai.onnx") or id(use.outputs[0]) in forms:
+                continue
+            form = _step(view, use, forms)
+            if form is None or form.powers.get(base, 0.0) == 0.0:
+                continue
+            forms[id(use.outputs[0])] = form
+            path = tuple(node for item in use.inputs if item is not None for node in inner.get(id(item), ()))
+            inner[id(use.outputs[0])] = (*path, use)
+            queue.append(use.outputs[0])
+            if form.powers.get(base) == -0.5 and form.powers.get(target) == 1.0 and abs(form.coef - 1.0) < 1e-12:
+                complete.append((use.outputs[0], form))
+    return _chosen(view, x, complete, base, target, epsilon, count, inner)
+
+
+def _step(view: GraphView, node: ir.Node, forms: dict[int, _Product]) -> _Product | None:
+    operands = [item for item in node.inputs if item is not None]
+    first = _form(view, operands[0], forms)
+    if node.op_type in ("Identity", "Cast"):
+        return first
+    if node.op_type == "Neg":
+        return _Product(-first.coef, first.powers, first.values)
+    if node.op_type == "Sqrt":
+        return first.raised(0.5)
+    if node.op_type == "Reciprocal":
+        return first.raised(-1.0)
+    if node.op_type == "Pow":
+        power = view.scalar(operands[1])
+        return None if power is None else first.raised(power)
+    return first.times(_form(view, operands[1], forms), 1.0 if node.op_type == "Mul" else -1.0)
+
+
+def _form(view: GraphView, value: ir.Value, forms: dict[int, _Product]) -> _Product:
+    known = forms.get(id(value))
+    if known is not None:
+        return known
+    number = view.scalar(value)
+    if number is not None:
+        return _Product(number, {})
+    sign, inner = 1.0, stripped(view, value)
+    node = inner.producer()
+    while node is not None and node.op_type == "Neg" and node.inputs[0] is not None:
+        sign, inner = -sign, stripped(view, node.inputs[0])
+        node = inner.producer()
+    base = view.number(inner)
+    return _Product(sign, {base: 1.0}, {base: inner})
+
+
+def _chosen(
+    view: GraphView,
+    x: ir.Value,
+    complete: list[tuple[ir.Value, _Product]],
+    base: int,
+    target: int,
+    epsilon: float,
+    count: float | None,
+    inner: dict[int, tuple[ir.Node, ...]],
+) -> list[NormFact]:
+    """One fact per gamma, at its earliest value; the bare norm only when no gamma follows it."""
+    chosen: dict[int | None, NormFact] = {}
+    for value, form in complete:
+        extra = {number: power for number, power in form.powers.items() if number not in (base, target)}
+        if not extra:
+            key, gamma = None, None
+        elif len(extra) == 1 and list(extra.values()) == [1.0]:
+            key = next(iter(extra))
+            gamma = form.values[key]
+            if not _may_be_gamma(view, gamma):
+                continue
+        else:
+            continue
+        nodes = tuple(dict.fromkeys(inner[id(value)]))
+        node = value.producer()
+        fact = NormFact(value, x, gamma, epsilon, count, nodes)
+        before = chosen.get(key)
+        if before is None or (node is not None and view.order(node) < view.order(_producer(before.y))):
+            chosen[key] = fact
+    if len(chosen) > 1:
+        chosen.pop(None, None)
+    return list(chosen.values())
+
+
+def _producer(value: ir.Value) -> ir.Node:
+    node = value.producer()
+    assert node is not None
+    return node
+
+
+def _may_be_gamma(view: GraphView, value: ir.Value) -> bool:
+    """A vector along the last axis: rank 1, or leading dims of 1. An unknown shape is settled by the probe."""
+    tensor = view.tensor(value)
+    dims = tuple(tensor.shape) if tensor is not None else dims_of(value)
+    return dims is None or all(dim == 1 for dim in dims[:-1])

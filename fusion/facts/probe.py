@@ -1,0 +1,291 @@
+"""One trial evaluation of the graph: concrete sizes and integers, shapes for everything else.
+
+Integers and booleans are computed, floats only when they come from integers or scalars; a large or unknown float is a
+shape. ``taint`` marks what depends on the *data* of a graph input and not only on shapes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from fusion.facts.graph import GraphView, dims_of, dtype_name
+from fusion.facts.semantics import Conflict, OutOfRange, Unsupported, lookup
+from fusion.facts.sizes import Sizes
+from ir_ops.dtypes import Array, by_name
+
+CONCRETE = 1 << 16
+"""Float results of more elements are kept as shapes."""
+
+
+@dataclass
+class Known:
+    """What a probe knows of a value: its array, or only its shape, or nothing (shape None)."""
+
+    shape: tuple[int, ...] | None
+    array: Array | None = None
+    taint: bool = False
+    why: str = ""
+
+
+UNKNOWN = Known(None, None, True, "an operator that is not understood")
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Data of integer inputs: distinct numbers below ``cap``, at most one in each run of ``stride``."""
+
+    cap: int
+    stride: int = 1
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+        """Where the numbers do not suffice for the whole tensor they are distinct along the last axis."""
+        count, pool = math.prod(shape), self.cap // self.stride
+        if count <= pool:
+            data = rng.permutation(pool)[:count]
+        else:
+            each = shape[-1] if shape else 1
+            data = np.concatenate([rng.permutation(max(pool, each))[:each] for _ in range(count // max(each, 1))])
+        return (data * self.stride + rng.integers(0, self.stride, count)).reshape(shape)
+
+
+class Probe:
+    """Evaluates values on demand and remembers them.
+
+    Args:
+        view: the graph.
+        seed: chooses sizes and integer data; two seeds must agree before anything is believed.
+        sizes: symbol sizes to start from.
+        numbers: what integer inputs hold.
+    """
+
+    def __init__(self, view: GraphView, seed: int, sizes: Sizes, numbers: Numbers) -> None:
+        self.view, self.seed, self.sizes, self.numbers = view, seed, sizes, numbers
+        self.overrides: dict[int, Array] = {}
+        self.given_up: set[int] = set()
+        self._memo: dict[int, Known] = {}
+
+    def input_shape(self, value: ir.Value) -> tuple[int, ...] | None:
+        dims = dims_of(value)
+        if dims is None:
+            return None
+        return tuple(
+            dim if isinstance(dim, int) else self.sizes.size(symbol_name(value, axis, dim))
+            for axis, dim in enumerate(dims)
+        )
+
+    def known(self, value: ir.Value) -> Known:
+        """What the probe knows of ``value``. Raises Conflict when sizes on the way disagree."""
+        stack = [value]
+        while stack:
+            top = stack[-1]
+            if id(top) in self._memo:
+                stack.pop()
+                continue
+            node = top.producer()
+            if node is None or self.view.is_constant(top) or id(top) in self.overrides:
+                self._memo[id(top)] = self._leaf(top)
+                stack.pop()
+                continue
+            missing = [item for item in node.inputs if item is not None and id(item) not in self._memo]
+            if missing:
+                stack.extend(missing)
+                continue
+            stack.pop()
+            try:
+                results = self._evaluate(node)
+            except Conflict as conflict:
+                conflict.place = node
+                raise
+            for output, result in zip(node.outputs, results, strict=True):
+                self._memo[id(output)] = result
+        return self._memo[id(value)]
+
+    def shape(self, value: ir.Value) -> tuple[int, ...] | None:
+        return self.known(value).shape
+
+    def array(self, value: ir.Value) -> Array | None:
+        return self.known(value).array
+
+    def _leaf(self, value: ir.Value) -> Known:
+        override = self.overrides.get(id(value))
+        if override is not None:
+            return Known(override.shape, override, True)
+        tensor = self.view.tensor(value)
+        if tensor is not None:
+            array = self.view.structural(value)
+            shape = tuple(int(dim) for dim in tensor.shape)
+            return Known(shape, array)
+        shape_or_none = self.input_shape(value)
+        if shape_or_none is None:
+            return UNKNOWN
+        return Known(shape_or_none, self._input_data(value, shape_or_none), True)
+
+    def _input_data(self, value: ir.Value, shape: tuple[int, ...]) -> Array | None:
+        name = dtype_name(value)
+        if name not in ("int64", "int32"):
+            return None
+        rng = np.random.default_rng([self.seed, len(value.name or ""), *map(ord, (value.name or "")[-8:])])
+        return self.numbers.draw(rng, shape).astype(by_name(name).np)
+
+    def _evaluate(self, node: ir.Node) -> list[Known]:
+        operands = [None if item is None else self._memo[id(item)] for item in node.inputs]
+        definition = lookup(node.domain, node.op_type)
+        taint = any(item is not None and item.taint for item in operands)
+        if definition is None or id(node) in self.given_up:
+            return [self._declared(output, taint) for output in node.outputs]
+        if node.op_type in ("Shape", "Size"):
+            taint = False
+        if any(item is not None and item.shape is None for item in operands):
+            return [self._declared(output, taint) for output in node.outputs]
+        attrs = self.view.attrs(node)
+        try:
+            if self._computable(node, operands):
+                arrays = [None if item is None else _stand_in(item) for item in operands]
+                results = definition.run(attrs, arrays)
+                return self._pad(node, [Known(item.shape, item, taint) for item in map(np.asarray, results)])
+            return self._pad(node, self._shapes_only(node, operands, taint))
+        except (OutOfRange, Unsupported) as error:
+            try:
+                return self._pad(node, self._shapes_only(node, operands, taint))
+            except (OutOfRange, Unsupported):
+                known = [self._declared(output, taint) for output in node.outputs]
+                return [Known(item.shape, None, True, str(error)) for item in known]
+
+    def _computable(self, node: ir.Node, operands: list[Known | None]) -> bool:
+        if node.op_type in ("Shape", "Size"):
+            return True
+        if any(item is not None and item.array is None for item in operands):
+            return False
+        return all(item is None or item.array is None or item.array.size <= CONCRETE for item in operands)
+
+    def _shapes_only(self, node: ir.Node, operands: list[Known | None], taint: bool) -> list[Known]:
+        """Shapes of the outputs, from dummies of no storage in place of what is not concrete."""
+        definition = lookup(node.domain, node.op_type)
+        assert definition is not None
+        moves = definition.moves
+        moved = set(range(len(operands))) if moves == (-1,) else set(moves or ())
+        dummies: list[Array | None] = []
+        for position, item in enumerate(operands):
+            if item is None:
+                dummies.append(None)
+            elif position in moved or item.array is None:
+                if definition.kind == "move" and position not in moved:
+                    return self._index_unknown(node, operands, taint)
+                dummies.append(np.broadcast_to(np.int8(0), item.shape or ()))
+            else:
+                dummies.append(item.array)
+        attrs = self.view.attrs(node)
+        if definition.kind == "move":
+            return [Known(item.shape, None, taint) for item in definition.run(attrs, dummies)]
+        if definition.shapes is not None:
+            return [Known(shape, None, taint) for shape in definition.shapes(attrs, dummies)]
+        from fusion.facts.semantics.table import broadcast_shape
+
+        return [Known(broadcast_shape(*(item.shape for item in dummies if item is not None)), None, taint)]
+
+    def _index_unknown(self, node: ir.Node, operands: list[Known | None], taint: bool) -> list[Known]:
+        """A gather or scatter whose index has no value: its shape can still be told."""
+        first, second = operands[0], operands[1] if len(operands) > 1 else None
+        assert first is not None and first.shape is not None
+        if node.op_type == "Gather" and second is not None and second.shape is not None:
+            axis = int(self.view.attrs(node).get("axis", 0)) % max(len(first.shape), 1)
+            return [Known(first.shape[:axis] + second.shape + first.shape[axis + 1 :], None, True)]
+        if node.op_type == "GatherND" and second is not None and second.shape is not None:
+            batch = int(self.view.attrs(node).get("batch_dims", 0))
+            return [Known(second.shape[:-1] + first.shape[batch + second.shape[-1] :], None, True)]
+        if node.op_type == "GatherElements" and second is not None:
+            return [Known(second.shape, None, True)]
+        if node.op_type in ("ScatterND", "ScatterElements", "Scatter", "TensorScatter"):
+            return [Known(first.shape, None, True)]
+        if node.op_type == "Where":
+            from fusion.facts.semantics.table import broadcast_shape
+
+            return [
+                Known(
+                    broadcast_shape(*(item.shape for item in operands if item and item.shape is not None)), None, True
+                )
+            ]
+        return [self._declared(output, True) for output in node.outputs]
+
+    def _declared(self, value: ir.Value, taint: bool) -> Known:
+        """What value_info says, when every dim is static and none is 0 (exporters print unknown dims as 0)."""
+        dims = dims_of(value)
+        if dims is None or any(not isinstance(dim, int) or dim == 0 for dim in dims):
+            return Known(None, None, taint, "its shape is not known")
+        return Known(tuple(dim for dim in dims if isinstance(dim, int)), None, taint)
+
+    @staticmethod
+    def _pad(node: ir.Node, results: list[Known]) -> list[Known]:
+        return (results + [UNKNOWN] * len(node.outputs))[: len(node.outputs)]
+
+
+def _stand_in(known: Known) -> Array:
+    """The array, or one of no storage that has its shape."""
+    return known.array if known.array is not None else np.broadcast_to(np.int8(0), known.shape or ())
+
+
+def symbol_name(value: ir.Value, axis: int, dim: str | None) -> str:
+    """The symbol of a graph input's dim; a dim without a name is a symbol of its own."""
+    return dim if dim else f"{value.name}.{axis}"
+
+
+def inputs_behind(view: GraphView, value: ir.Value) -> set[int]:
+    """Ids of the graph inputs that a value is computed from."""
+    pending, seen = [value], {id(value)}
+    while pending:
+        node = pending.pop().producer()
+        for item in node.inputs if node is not None else ():
+            if item is not None and id(item) not in seen:
+                seen.add(id(item))
+                pending.append(item)
+    return seen & {id(item) for item in view.graph.inputs}
+
+
+def start_sizes(view: GraphView, seed: int, first: ir.Value | None = None) -> Sizes:
+    """Sizes for every symbolic dim of the graph's inputs.
+
+    Dims that only caches have get large sizes. The smallest go to the inputs behind ``first``, so that its tokens fit.
+    """
+    sizes = Sizes(seed)
+    near = inputs_behind(view, first) if first is not None else set()
+    elsewhere = {
+        symbol_name(value, axis, dim)
+        for value in view.graph.inputs
+        if id(value) not in view.caches
+        for axis, dim in enumerate(dims_of(value) or ())
+        if not isinstance(dim, int)
+    }
+    for value in sorted(view.graph.inputs, key=lambda item: id(item) not in near):
+        for axis, dim in enumerate(dims_of(value) or ()):
+            if not isinstance(dim, int):
+                symbol = symbol_name(value, axis, dim)
+                sizes.add(symbol, large=id(value) in view.caches and axis > 0 and symbol not in elsewhere)
+    return sizes
+
+
+def settle(
+    view: GraphView, seed: int, numbers: Numbers, targets: Iterable[ir.Value], sizes: Sizes | None = None
+) -> Probe:
+    """A probe under which all ``targets`` evaluate without size conflicts.
+
+    A conflict ties symbols and starts over. One that nothing explains (a graph that contradicts itself, or an operator
+    that is misjudged here) makes the outputs of its node unknown, and no more.
+    """
+    wanted = list(targets)
+    sizes = sizes if sizes is not None else start_sizes(view, seed)
+    given_up: set[int] = set()
+    while True:
+        probe = Probe(view, seed, sizes, numbers)
+        probe.given_up = given_up
+        try:
+            for value in wanted:
+                probe.known(value)
+            return probe
+        except Conflict as conflict:
+            if not sizes.unify(conflict.left, conflict.right):
+                given_up.add(id(conflict.place))

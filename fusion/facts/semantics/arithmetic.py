@@ -1,0 +1,194 @@
+"""Elementwise operators and matrix products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fusion.facts.semantics.table import Attrs, Conflict, Operands, Unsupported, broadcast_shape, computing, elementwise
+from ir_ops.dtypes import Array
+
+
+def _is_int(x: Array) -> bool:
+    return np.issubdtype(x.dtype, np.integer)
+
+
+def _binary(name: str, function: Callable[[Array, Array], Any]) -> None:
+    @elementwise(name)
+    def run(attrs: Attrs, x: Array, y: Array) -> Any:
+        return function(x, y)
+
+
+def _unary(name: str, function: Callable[[Array], Any]) -> None:
+    @elementwise(name)
+    def run(attrs: Attrs, x: Array) -> Any:
+        return function(x)
+
+
+def _divide(x: Array, y: Array) -> Array:
+    if not _is_int(x):
+        quotient: Array = np.divide(x, y)
+        return quotient
+    if (y == 0).any():
+        raise Unsupported("an integer division by zero")
+    return (np.sign(x) * np.sign(y) * (np.abs(x) // np.abs(y))).astype(x.dtype)
+
+
+for _name, _function in {
+    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": _divide, "Equal": np.equal, "Less": np.less,
+    "LessOrEqual": np.less_equal, "Greater": np.greater, "GreaterOrEqual": np.greater_equal,
+    "And": np.logical_and, "Or": np.logical_or, "Xor": np.logical_xor,
+    "BitwiseAnd": np.bitwise_and, "BitwiseOr": np.bitwise_or, "BitwiseXor": np.bitwise_xor,
+}.items():  # fmt: skip
+    _binary(_name, _function)
+
+for _name, _function in {
+    "Neg": np.negative, "Abs": np.abs, "Sqrt": np.sqrt, "Exp": np.exp, "Log": np.log, "Cos": np.cos, "Sin": np.sin,
+    "Tanh": np.tanh, "Floor": np.floor, "Ceil": np.ceil, "Round": np.rint, "Sign": np.sign, "Not": np.logical_not,
+    "IsNaN": np.isnan, "IsInf": np.isinf,
+    "Reciprocal": lambda x: x.dtype.type(1) / x,
+    "Sigmoid": lambda x: x.dtype.type(1) / (x.dtype.type(1) + np.exp(-x)),
+    "Relu": lambda x: np.maximum(x, x.dtype.type(0)),
+    "Erf": lambda x: np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype),
+    "Softplus": lambda x: np.log1p(np.exp(x)),
+}.items():  # fmt: skip
+    _unary(_name, _function)
+
+
+@elementwise("Pow")
+def pow_(attrs: Attrs, x: Array, y: Array) -> Array:
+    if _is_int(x):
+        return np.power(x.astype(np.float64), y.astype(np.float64)).astype(x.dtype)
+    return np.power(x, y.astype(x.dtype))
+
+
+@elementwise("Swish")
+def swish(attrs: Attrs, x: Array) -> Any:
+    return x / (x.dtype.type(1) + np.exp(-x * x.dtype.type(attrs.get("alpha", 1.0))))
+
+
+@elementwise("Mod")
+def mod(attrs: Attrs, x: Array, y: Array) -> Any:
+    if (y == 0).any():
+        raise Unsupported("a modulo by zero")
+    return np.fmod(x, y) if attrs.get("fmod", 0) else np.mod(x, y)
+
+
+@elementwise("Min")
+def minimum(attrs: Attrs, *parts: Array) -> Array:
+    return _fold(np.minimum, parts)
+
+
+@elementwise("Max")
+def maximum(attrs: Attrs, *parts: Array) -> Array:
+    return _fold(np.maximum, parts)
+
+
+@elementwise("Sum")
+def sum_(attrs: Attrs, *parts: Array) -> Array:
+    return _fold(np.add, parts)
+
+
+def _fold(function: Any, parts: tuple[Array, ...]) -> Array:
+    result = parts[0]
+    for part in parts[1:]:
+        result = function(result, part)
+    return result
+
+
+@elementwise("Clip")
+def clip(attrs: Attrs, x: Array, low: Array | None = None, high: Array | None = None) -> Array:
+    least = attrs.get("min") if low is None else low
+    most = attrs.get("max") if high is None else high
+    if least is not None:
+        x = np.maximum(x, np.asarray(least).astype(x.dtype))
+    if most is not None:
+        x = np.minimum(x, np.asarray(most).astype(x.dtype))
+    return x
+
+
+def matmul_shape(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a MatMul. Raises Conflict where the inner or batch sizes differ."""
+    if not left or not right:
+        raise Unsupported("MatMul of a scalar")
+    inner = right[0] if len(right) == 1 else right[-2]
+    if left[-1] != inner:
+        raise Conflict(left[-1], inner)
+    batch = broadcast_shape(left[:-2], right[:-2])
+    return batch + (() if len(left) == 1 else left[-2:-1]) + (() if len(right) == 1 else right[-1:])
+
+
+@computing("MatMul", lambda attrs, x: [matmul_shape(x[0].shape, x[1].shape)])  # type: ignore[union-attr]
+def matmul(attrs: Attrs, x: Array, y: Array) -> Any:
+    matmul_shape(x.shape, y.shape)
+    if x.dtype.itemsize == 2:
+        return np.matmul(x.astype(np.float32), y.astype(np.float32)).astype(x.dtype)
+    return np.matmul(x, y)
+
+
+def _gemm_shape(attrs: Attrs, operands: Operands) -> list[tuple[int, ...]]:
+    x, y = operands[0], operands[1]
+    assert x is not None and y is not None
+    left = x.shape[::-1] if attrs.get("transA") else x.shape
+    right = y.shape[::-1] if attrs.get("transB") else y.shape
+    return [matmul_shape(left, right)]
+
+
+@computing("Gemm", _gemm_shape)
+def gemm(attrs: Attrs, x: Array, y: Array, c: Array | None = None) -> Any:
+    product = matmul({}, x.T if attrs.get("transA") else x, y.T if attrs.get("transB") else y)
+    product = product * product.dtype.type(attrs.get("alpha", 1.0))
+    return product if c is None else product + c * c.dtype.type(attrs.get("beta", 1.0))
+
+
+def _einsum_shape(attrs: Attrs, operands: Operands) -> list[tuple[int, ...]]:
+    dummies = [np.broadcast_to(np.int8(0), operand.shape) for operand in operands if operand is not None]
+    try:
+        return [np.einsum(attrs["equation"], *dummies).shape]
+    except ValueError as error:
+        raise Unsupported(str(error)) from None
+
+
+@computing("Einsum", _einsum_shape)
+def einsum(attrs: Attrs, *parts: Array) -> Any:
+    return np.einsum(attrs["equation"], *parts)
+
+
+@computing("Softmax", lambda attrs, x: [x[0].shape])  # type: ignore[union-attr]
+def softmax(attrs: Attrs, x: Array) -> Any:
+    axis = int(attrs.get("axis", -1))
+    shifted = np.exp(x - x.max(axis=axis, keepdims=True))
+    return shifted / shifted.sum(axis=axis, keepdims=True)
+
+
+def quantised_like(zero: Array | None) -> np.dtype[Any]:
+    return np.dtype(np.uint8) if zero is None else zero.dtype
+
+
+def _along_axis(attrs: Attrs, x: Array, parameter: Array | None) -> Array | None:
+    if parameter is None or parameter.ndim != 1 or parameter.size == 1:
+        return parameter if parameter is None or parameter.size > 1 else parameter.reshape(())
+    axis = int(attrs.get("axis", 1)) % x.ndim
+    return parameter.reshape([-1 if position == axis else 1 for position in range(x.ndim)])
+
+
+@computing("QuantizeLinear", lambda attrs, x: [x[0].shape])  # type: ignore[union-attr]
+def quantize_linear(attrs: Attrs, x: Array, scale: Array, zero: Array | None = None) -> Array:
+    target = quantised_like(zero)
+    if not np.issubdtype(target, np.integer):
+        raise Unsupported(f"QuantizeLinear to {target}")
+    steps = np.rint(x / _along_axis(attrs, x, scale))
+    shift = _along_axis(attrs, x, zero)
+    limits = np.iinfo(target)
+    return np.clip(steps + (0 if shift is None else shift.astype(np.float64)), limits.min, limits.max).astype(target)
+
+
+@computing("DequantizeLinear", lambda attrs, x: [x[0].shape])  # type: ignore[union-attr]
+def dequantize_linear(attrs: Attrs, x: Array, scale: Array, zero: Array | None = None) -> Any:
+    shift = _along_axis(attrs, x, zero)
+    steps = x.astype(np.float64) - (0 if shift is None else shift.astype(np.float64))
+    wide = steps * _along_axis(attrs, x, scale).astype(np.float64)  # type: ignore[union-attr]
+    return wide if attrs.get("@wide") else wide.astype(scale.dtype)

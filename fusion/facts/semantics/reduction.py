@@ -1,0 +1,56 @@
+"""Reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fusion.facts.semantics.table import Attrs, Operands, axes_of, computing
+from ir_ops.dtypes import Array
+
+
+def _axes(attrs: Attrs, operands: Operands) -> tuple[int, ...]:
+    x, axes = operands[0], operands[1] if len(operands) > 1 else None
+    assert x is not None
+    chosen = axes_of(attrs, axes, x.ndim)
+    if not chosen:
+        return () if attrs.get("noop_with_empty_axes") else tuple(range(x.ndim))
+    return tuple(chosen)
+
+
+def _shape(attrs: Attrs, operands: Operands) -> list[tuple[int, ...]]:
+    x, axes = operands[0], _axes(attrs, operands)
+    assert x is not None
+    if attrs.get("keepdims", 1):
+        return [tuple(1 if axis in axes else size for axis, size in enumerate(x.shape))]
+    return [tuple(size for axis, size in enumerate(x.shape) if axis not in axes)]
+
+
+def _reduction(name: str, function: Callable[..., Any]) -> None:
+    @computing(name, _shape, "reduce")
+    def run(attrs: Attrs, *operands: Array) -> Any:
+        x, axes = operands[0], _axes(attrs, operands)
+        result = function(x, axis=axes, keepdims=bool(attrs.get("keepdims", 1)))
+        return np.asarray(result).astype(x.dtype)
+
+
+for _name, _function in {
+    "ReduceSum": np.sum, "ReduceMean": np.mean, "ReduceMax": np.max, "ReduceMin": np.min, "ReduceProd": np.prod,
+    "ReduceSumSquare": lambda x, **kw: np.sum(x * x, **kw),
+    "ReduceL2": lambda x, **kw: np.sqrt(np.sum(x * x, **kw)),
+    "ReduceL1": lambda x, **kw: np.sum(np.abs(x), **kw),
+}.items():  # fmt: skip
+    _reduction(_name, _function)
+
+
+def _arg_shape(attrs: Attrs, operands: Operands) -> list[tuple[int, ...]]:
+    return _shape({"axes": [attrs.get("axis", 0)], "keepdims": attrs.get("keepdims", 1)}, operands[:1])
+
+
+@computing("ArgMax", _arg_shape)
+def arg_max(attrs: Attrs, x: Array) -> Array:
+    axis = int(attrs.get("axis", 0))
+    best = np.argmax(x, axis=axis)
+    return (np.expand_dims(best, axis) if attrs.get("keepdims", 1) else best).astype(np.int64)

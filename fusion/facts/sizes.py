@@ -1,0 +1,114 @@
+"""Sizes of symbolic dims for probing: chosen primes, corrected by the conflicts that a trial run reveals.
+
+Exporters give one logical size several names and never say that tokens = batch * sequence. Every name starts as a
+size of its own; when an operator needs two sizes to agree, :meth:`Sizes.unify` works out which symbols that ties.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+
+SMALL_PRIMES = (
+    (3, 5, 7, 11, 13, 17, 19, 23),
+    (5, 3, 11, 7, 17, 13, 23, 19),
+    (2, 17, 19, 3, 23, 5, 7, 11),
+)
+"""Per seed. Odd, so that a sum of two differs from a product of two; the third has runs longer than a page of 16."""
+LARGE_PRIMES = (29, 41, 73, 97, 131, 163, 197, 239)
+
+
+class Sizes:
+    """A size for each symbol; classes of symbols may be tied to each other or to a product or sum of others."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._parent: dict[str, str] = {}
+        self._value: dict[str, int] = {}
+        self._rule: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self._factor: dict[str, int] = {}
+        self._taken: set[int] = set()
+
+    def add(self, symbol: str, large: bool) -> None:
+        """Gives a symbol a size of its own; ``large`` for cache dims, which must have room for the tokens."""
+        if symbol in self._parent:
+            return
+        pool = LARGE_PRIMES if large else SMALL_PRIMES[self._seed % len(SMALL_PRIMES)] + LARGE_PRIMES
+        size = next((prime for prime in pool if prime not in self._taken), None)
+        if size is None:
+            size = max(self._taken) + 2
+        self._taken.add(size)
+        self._parent[symbol] = symbol
+        self._value[symbol] = size
+
+    def find(self, symbol: str) -> str:
+        while self._parent[symbol] != symbol:
+            symbol = self._parent[symbol]
+        return symbol
+
+    def size(self, symbol: str) -> int:
+        """The current size of a symbol."""
+        root = self.find(symbol)
+        if root in self._rule:
+            kind, parts = self._rule[root]
+            sizes = [self.size(part) for part in parts]
+            if kind == "scale":
+                return sizes[0] * self._factor[root]
+            return sizes[0] * sizes[1] if kind == "mul" else sizes[0] + sizes[1]
+        return self._value[root]
+
+    def unify(self, left: int, right: int) -> bool:
+        """Ties symbols so that the sizes ``left`` and ``right`` become equal; False when no tie explains them."""
+        for a, b in ((left, right), (right, left)):
+            for scale in self._common_scales(a, b):
+                if self._tie(a // scale, b // scale):
+                    return True
+        return False
+
+    def _common_scales(self, left: int, right: int) -> Iterable[int]:
+        """Common divisors, the largest first: static factors of both sides."""
+        common = math.gcd(left, right)
+        small = [divisor for divisor in range(1, math.isqrt(common) + 1) if common % divisor == 0]
+        return sorted({*small, *(common // divisor for divisor in small)}, reverse=True)
+
+    def _tie(self, left: int, right: int) -> bool:
+        free = [root for root in self._roots() if root not in self._rule]
+        for symbol in free:
+            if self.size(symbol) != left:
+                continue
+            for other in self._roots():
+                if other != symbol and self.size(other) == right and not self._depends(other, symbol):
+                    self._join(symbol, other)
+                    return True
+            for a, b in itertools.combinations(free, 2):
+                if symbol in (a, b):
+                    continue
+                for kind, value in (("mul", self.size(a) * self.size(b)), ("add", self.size(a) + self.size(b))):
+                    if value == right:
+                        self._rule[symbol] = (kind, (a, b))
+                        return True
+        return self._tie_multiple(left, right)
+
+    def _tie_multiple(self, left: int, right: int) -> bool:
+        """A symbol that is a static multiple of another: tokens with a fixed batch."""
+        free = [root for root in self._roots() if root not in self._rule]
+        for symbol in (root for root in free if self.size(root) == left):
+            for other in free:
+                if other != symbol and right % self.size(other) == 0 and right > self.size(other):
+                    self._rule[symbol], self._factor[symbol] = ("scale", (other,)), right // self.size(other)
+                    return True
+        return False
+
+    def _join(self, symbol: str, other: str) -> None:
+        """One class; the smaller size stays, so that tokens never outgrow slots."""
+        if other not in self._rule:
+            self._value[other] = min(self._value[other], self._value[symbol])
+        self._parent[symbol] = other
+
+    def _depends(self, symbol: str, on: str) -> bool:
+        rule = self._rule.get(self.find(symbol))
+        return rule is not None and any(self.find(part) == on or self._depends(part, on) for part in rule[1])
+
+    def _roots(self) -> list[str]:
+        return [symbol for symbol in self._parent if self._parent[symbol] == symbol]
