@@ -24,6 +24,9 @@ Dim = Any
 class Numeric(Protocol):
     """The operations a backend offers. Axes and slice bounds are Python ints; sizes may be backend scalars."""
 
+    def dtype(self, x: Tensor) -> str:
+        """The element type's name."""
+
     def cast(self, x: Tensor, dtype: str) -> Tensor:
         """To another element type, round half to even; to fp8 without saturation (overflow becomes NaN or inf).
 
@@ -70,6 +73,9 @@ class Numeric(Protocol):
 
 class NumpyNumeric:
     """The numpy backend."""
+
+    def dtype(self, x: Array) -> str:
+        return by_numpy(x.dtype).name
 
     def cast(self, x: Array, dtype: str) -> Array:
         target = by_name(dtype)

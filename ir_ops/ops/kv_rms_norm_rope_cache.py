@@ -317,14 +317,14 @@ def _compute(xp: Numeric, x: Mapping[str, Any], attrs: Attrs) -> dict[str, Any]:
     head = xp.reshape(xp.arange(heads), [1, -1, 1])
     outputs: dict[str, Any] = {}
     for cache, value, width in zip(_CACHES, (k, v), widths, strict=True):
-        dtype = by_name(str(x[cache.cache].dtype)).name
+        dtype = xp.dtype(x[cache.cache])
         column = xp.reshape(xp.arange(width), [1, 1, -1])
         place = address(mode.order, page, row, head, column, rows=rows, heads=heads, columns=width, d0=nz_block(dtype))
         by_token = xp.reshape(xp.transpose(value, [0, 2, 1, 3]), [-1, heads, width])
         stored = store(xp, by_token, dtype, x.get(cache.scale), x.get(cache.offset), str(attrs["float8_cast"]))
         outputs[cache.cache] = xp.write(x[cache.cache], place, stored, valid)
     for name, value, width in (("k_rope", k, widths[0]), ("c_kv", v, widths[1])):
-        kind = str(x["kv"].dtype)
+        kind = xp.dtype(x["kv"])
         outputs[name] = xp.cast(value, kind) if attrs["is_output_kv"] else xp.zeros([batch, heads, tokens, width], kind)
     return outputs
 
