@@ -51,19 +51,18 @@ def anchor_weights(model: ir.Model, folder: Path) -> list[str]:
     user's own weights may well lie so (linked model caches, absolute locations of older exporters): such tensors are
     tied to their absolute path instead, and a note says where.
     """
-    accepted: dict[str, bool] = {}
+    base, accepted = str(folder), dict[str, bool]()
     for slot in list(slots(model)):
         tensor = slot.tensor
         if not isinstance(tensor, ir.ExternalTensor):
             continue
         location = str(tensor.location)
-        path = Path(os.path.normpath(folder / location))
         if location not in accepted:
-            accepted[location] = _runtime_accepts(path, folder)
+            accepted[location] = _runtime_accepts(Path(os.path.normpath(folder / location)), folder)
         if accepted[location]:
-            tensor.base_dir = str(folder)
+            tensor.base_dir = base
             continue
-        moved = external_like(tensor, str(path.absolute()))
+        moved = external_like(tensor, os.path.abspath(folder / location))
         moved.meta[_ORIGIN] = location
         slot.put(moved)
     return [
@@ -101,13 +100,21 @@ def external_like(
 
 def origin(tensor: ir.ExternalTensor) -> str:
     """The location as the input model spelled it."""
-    return str(tensor.meta.get(_ORIGIN, tensor.location))
+    return str(tensor.location if tensor.base_dir else tensor.meta.get(_ORIGIN, tensor.location))
+
+
+def as_spelled(model: ir.Model) -> dict[int, ir.ExternalTensor]:
+    """Replacements that spell every location as the input model did; for `exchanged`."""
+    external = [slot.tensor for slot in slots(model) if isinstance(slot.tensor, ir.ExternalTensor)]
+    return {
+        id(tensor): external_like(tensor, origin(tensor)) for tensor in external if origin(tensor) != tensor.location
+    }
 
 
 @contextmanager
 def exchanged(model: ir.Model, replaced: dict[int, ir.ExternalTensor]) -> Iterator[None]:
     """Puts other tensors in place of some (by identity) and puts the old ones back afterwards."""
-    touched = [slot for slot in list(slots(model)) if id(slot.tensor) in replaced]
+    touched = [slot for slot in list(slots(model)) if id(slot.tensor) in replaced] if replaced else []
     try:
         for slot in touched:
             slot.put(replaced[id(slot.tensor)])
@@ -117,8 +124,15 @@ def exchanged(model: ir.Model, replaced: dict[int, ir.ExternalTensor]) -> Iterat
             slot.put(slot.tensor)
 
 
+def weight_files(external: list[ir.ExternalTensor]) -> set[Path]:
+    """The files that hold these tensors."""
+    places = {(str(tensor.base_dir), str(tensor.location)) for tensor in external}
+    return {Path(os.path.abspath(base + os.sep + location if base else location)) for base, location in places}
+
+
 def guard_weights(target: Path, external: list[ir.ExternalTensor]) -> None:
-    for path in {_path(tensor) for tensor in external}:
+    """Raises BadUsage when ``target`` is one of the files that hold the weights."""
+    for path in weight_files(external):
         if target.exists() and path.exists() and target.samefile(path):
             raise BadUsage(
                 "the output would overwrite the model's weights", where=str(target), hint="choose another name"
@@ -129,7 +143,25 @@ def _path(tensor: ir.ExternalTensor) -> Path:
     return Path(os.path.abspath(tensor.path))
 
 
-def shared_location(tensor: ir.ExternalTensor, target: Path, notes: list[str]) -> str:
+def shared(external: list[ir.ExternalTensor], target: Path) -> tuple[dict[int, ir.ExternalTensor], list[str]]:
+    """Replacements that refer to the same files from a model at ``target``, and notes for the user.
+
+    Raises:
+        BadUsage: a file cannot be referred to from there.
+    """
+    notes: list[str] = []
+    spelling: dict[tuple[str, str, str], str] = {}
+    replaced: dict[int, ir.ExternalTensor] = {}
+    for tensor in external:
+        key = (str(tensor.base_dir), str(tensor.location), origin(tensor))
+        if key not in spelling:
+            spelling[key] = _shared_location(tensor, target, notes)
+        if spelling[key] != tensor.location:
+            replaced[id(tensor)] = external_like(tensor, spelling[key])
+    return replaced, notes
+
+
+def _shared_location(tensor: ir.ExternalTensor, target: Path, notes: list[str]) -> str:
     """How a model at ``target`` spells the weight file that ``tensor`` refers to."""
     spelled = origin(tensor)
     if not tensor.base_dir and not os.path.isabs(tensor.location):
@@ -155,7 +187,7 @@ def shared_location(tensor: ir.ExternalTensor, target: Path, notes: list[str]) -
 
 def free_name(target: Path, external: list[ir.ExternalTensor]) -> Path:
     """``OUT.data``, or the next numbered name while that is one of the model's own weight files."""
-    own = {path.resolve() for path in map(_path, external)}
+    own = {path.resolve() for path in weight_files(external)}
     number, candidate = 0, target.with_name(target.name + ".data")
     while candidate.resolve() in own:
         number += 1

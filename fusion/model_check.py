@@ -17,9 +17,6 @@ from fusion.weight_check import Context, Findings, check_tensor, unique
 
 _DOMAIN_ALIAS = {"ai.onnx": ""}
 _VALUE_FIELDS = {
-    AttributeProto.FLOAT: "f",
-    AttributeProto.INT: "i",
-    AttributeProto.STRING: "s",
     AttributeProto.TENSOR: "t",
     AttributeProto.GRAPH: "g",
     AttributeProto.SPARSE_TENSOR: "sparse_tensor",
@@ -207,9 +204,10 @@ def _check_node(node: onnx.NodeProto, index: int, names: frozenset[str], context
             raise context.fault(
                 f"{describe(node, index)} has a wrong number of inputs", found=str(len(node.input)), wanted=wanted
             )
-    unique((item.name for item in node.attribute), f"attribute of {describe(node, index)}", context)
+    if len(node.attribute) > 1:
+        unique((item.name for item in node.attribute), f"attribute of {describe(node, index)}", context)
     for attribute in node.attribute:
-        _check_attribute(attribute, schema, f"{describe(node, index)}, attribute {attribute.name!r}", context)
+        _check_attribute(attribute, schema, (node, index), context)
         for graph in (*([attribute.g] if attribute.type == AttributeProto.GRAPH else []), *attribute.graphs):
             _check_graph(graph, names, context)
 
@@ -228,22 +226,28 @@ def _schema(domain: str, op_type: str, context: Context) -> Any:
     return schema
 
 
-def _check_attribute(attribute: AttributeProto, schema: Any, where: str, context: Context) -> None:
+def _check_attribute(
+    attribute: AttributeProto, schema: Any, owner: tuple[onnx.NodeProto, int], context: Context
+) -> None:
     if attribute.ref_attr_name:
         return
+
+    def where() -> str:
+        return f"{describe(*owner)}, attribute {attribute.name!r}"
+
     names = AttributeProto.AttributeType
     if attribute.type == AttributeProto.UNDEFINED:
-        raise context.fault(f"{where} has no type")
+        raise context.fault(f"{where()} has no type")
     declared = schema.attributes.get(attribute.name) if schema is not None else None
     if declared is not None and int(declared.type.value) != attribute.type:
-        raise context.fault(f"{where} has a wrong type", found=names.Name(attribute.type), wanted=declared.type.name)
+        raise context.fault(f"{where()} has a wrong type", found=names.Name(attribute.type), wanted=declared.type.name)
     holder = _VALUE_FIELDS.get(attribute.type)
-    if holder in ("t", "g", "tp", "sparse_tensor") and not attribute.HasField(holder):
-        raise context.fault(f"{where} has no value", wanted=names.Name(attribute.type))
+    if holder is not None and not attribute.HasField(holder):
+        raise context.fault(f"{where()} has no value", wanted=names.Name(attribute.type))
     if attribute.type == AttributeProto.TENSOR:
-        check_tensor(attribute.t, where, context)
+        check_tensor(attribute.t, where(), context)
     for tensor in attribute.tensors:
-        check_tensor(tensor, where, context)
+        check_tensor(tensor, where(), context)
 
 
 def _check_functions(model: onnx.ModelProto, context: Context) -> None:

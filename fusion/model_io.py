@@ -14,9 +14,11 @@ New tensors stay inside the model file while they are small, else they go to tha
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -28,12 +30,11 @@ from google.protobuf.message import DecodeError
 from fusion.external import (
     Slot,
     anchor_weights,
+    as_spelled,
     exchanged,
-    external_like,
     free_name,
     guard_weights,
-    origin,
-    shared_location,
+    shared,
     slots,
     write_weights,
 )
@@ -143,9 +144,22 @@ def _sort(model: ir.Model, where: str) -> None:
         raise BadModel("the graph has a cycle", where=where, wanted="a graph without cycles") from None
 
 
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Building a hundred thousand nodes makes no garbage; looking for it all the while costs a third of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 def _deserialized(proto: onnx.ModelProto, where: str) -> ir.Model:
     try:
-        return ir.serde.deserialize_model(proto)
+        with _without_collector():
+            return ir.serde.deserialize_model(proto)
     except (ir.serde.SerdeError, ValueError, TypeError, KeyError) as error:
         cause = error.__cause__ or error
         raise BadModel("the model is not valid", where=where, found=str(cause).splitlines()[0]) from None
@@ -220,12 +234,7 @@ def _varint(file: BinaryIO) -> int:
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
     """``model`` as a ModelProto whose weight references are spelled as in the model it came from."""
-    replaced = {
-        id(s.tensor): external_like(s.tensor, origin(s.tensor))
-        for s in slots(model)
-        if isinstance(s.tensor, ir.ExternalTensor)
-    }
-    with exchanged(model, replaced):
+    with exchanged(model, as_spelled(model)), _without_collector():
         return ir.serde.serialize_model(model)
 
 
@@ -265,17 +274,14 @@ def save(
     guard_weights(target, external)
     to_write: list[ir.TensorProtocol] = list(external) if weights == "copy" else []
     to_write += _too_large(found, inline_limit, beside_external=bool(external))
-    notes: list[str] = []
-    replaced: dict[int, ir.ExternalTensor] = {}
-    if weights == "share":
-        replaced = {id(tensor): external_like(tensor, shared_location(tensor, target, notes)) for tensor in external}
+    replaced, notes = shared(external, target) if weights == "share" else ({}, [])
     data = free_name(target, external) if to_write else None
     with ExitStack() as files:
         part = files.enter_context(replacing(target))
         if data is not None:
             # Entered last, so renamed first: the model file appears when everything it refers to is in place.
             replaced |= write_weights(to_write, files.enter_context(replacing(data)), data.name)
-        with exchanged(model, replaced):
+        with exchanged(model, replaced), _without_collector():
             proto = ir.serde.serialize_model(model)
         _write_proto(proto, part, target)
     return Saved(proto, target, data, tuple(dict.fromkeys(notes)))

@@ -52,8 +52,13 @@ class Context:
     findings: Findings
     unknown: Counter[str] = field(default_factory=Counter)
     schemas: dict[tuple[str, str], Any] = field(default_factory=dict)
-    file_sizes: dict[Path, int] = field(default_factory=dict)
+    file_sizes: dict[str, int] = field(default_factory=dict)
     missing: dict[Path, list[str]] = field(default_factory=dict)
+
+    def path(self, location: str) -> Path:
+        """The weight file at ``location``, as messages call it."""
+        assert self.folder is not None
+        return Path(os.path.normpath(self.folder / location))
 
     def fault(self, what: str, **facts: str) -> BadModel:
         return BadModel(what, where=self.where, **facts)
@@ -124,23 +129,23 @@ def _check_external(tensor: TensorProto, expected: int, where: str, context: Con
         )
     if context.folder is None or not expected:
         return
-    path = Path(os.path.normpath(context.folder / location))
-    size = _file_size(path, context)
+    size = _file_size(location, context)
     if size < 0:
-        context.missing.setdefault(path, []).append(tensor.name)
+        context.missing.setdefault(context.path(location), []).append(tensor.name)
     elif size < offset + length:
         raise context.fault(
             f"{where} lies beyond the end of its weight file",
-            found=f"{path} of {size} bytes",
+            found=f"{context.path(location)} of {size} bytes",
             wanted=f"at least {offset + length} bytes",
         )
 
 
-def _file_size(path: Path, context: Context) -> int:
+def _file_size(location: str, context: Context) -> int:
     """Bytes of the file, -1 when there is none."""
-    if path not in context.file_sizes:
+    if location not in context.file_sizes:
+        path = context.path(location)
         try:
-            context.file_sizes[path] = path.stat().st_size if path.is_file() else -1
+            context.file_sizes[location] = path.stat().st_size if path.is_file() else -1
         except (OSError, ValueError):
-            context.file_sizes[path] = -1
-    return context.file_sizes[path]
+            context.file_sizes[location] = -1
+    return context.file_sizes[location]
