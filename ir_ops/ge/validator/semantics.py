@@ -10,7 +10,7 @@ from ir_ops.dtypes import by_name
 from ir_ops.errors import BadInput
 from ir_ops.ge.codec import decode_desc, shape_of
 from ir_ops.ge.model import array_from_bytes
-from ir_ops.ge.validate.context import ERROR, NOTE, Context, Op, Report, dtype_of, rule
+from ir_ops.ge.validator.context import ERROR, NOTE, Context, Op, Report, dtype_of, rule
 
 ONNX_SCALE_ATTR = "_onnx_scale"
 """The exporter leaves the scale of QuantizeLinear here (its first values), for rule 36."""

@@ -8,8 +8,8 @@ from ir_ops.dtypes import by_ge_attr
 from ir_ops.ge.attrs import KIND_FIELDS
 from ir_ops.ge.codec import NAME_ATTRS
 from ir_ops.ge.prototypes import COUNT_ATTRS, DTYPE_ATTRS, ProtoPort, attr_type
-from ir_ops.ge.validate.context import ERROR, NOTE, WARNING, Context, Op, Report, dtype_of, rule
-from ir_ops.ge.validate.limits import CONST_OPERANDS, MUST_BE_CONST, refused_dtype
+from ir_ops.ge.validator.context import ERROR, NOTE, WARNING, Context, Op, Report, dtype_of, rule
+from ir_ops.ge.validator.limits import CONST_OPERANDS, MUST_BE_CONST, refused_dtype
 
 
 def _misfit(names: Sequence[str], ports: Sequence[ProtoPort], optional_tail: bool) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ir_ops.ge.validate.context import ERROR, WARNING
+from ir_ops.ge.validator.context import ERROR, WARNING
 from ir_ops.ops import OPS
 
 CONST_OPERANDS: dict[str, tuple[str, ...]] = {

@@ -15,7 +15,7 @@ from ir_ops.errors import BadModel
 from ir_ops.ge import air
 from ir_ops.ge.messages import Message
 from ir_ops.ge.model import Model
-from ir_ops.ge.validate.context import ERROR, NOTE, WARNING, Context, Finding, Rule, all_rules
+from ir_ops.ge.validator.context import ERROR, NOTE, WARNING, Context, Finding, Rule, all_rules
 
 _FAMILIES = ("files", "nodes", "edges", "conformance", "references", "formats", "semantics")
 

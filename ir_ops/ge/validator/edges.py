@@ -9,7 +9,7 @@ from ir_ops.ge.codec import UNFED_ATTR, split_edge
 from ir_ops.ge.messages import Message
 from ir_ops.ge.model import Shape
 from ir_ops.ge.prototypes import OPTIONAL, Prototype
-from ir_ops.ge.validate.context import (
+from ir_ops.ge.validator.context import (
     ERROR,
     NOTE,
     WARNING,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ir_ops.ge.codec import FORMAT_ND, FORMAT_NZ, UNKNOWN_RANK, layout_of
 from ir_ops.ge.messages import Message
 from ir_ops.ge.model import FRACTAL_NZ
-from ir_ops.ge.validate.context import ERROR, WARNING, Context, Op, Report, is_placeholder, rule
+from ir_ops.ge.validator.context import ERROR, WARNING, Context, Op, Report, is_placeholder, rule
 
 _NZ_ATTRS = (
     "origin_shape",

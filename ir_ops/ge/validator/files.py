@@ -9,7 +9,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ir_ops.ge.air import SIZE_LIMIT
 from ir_ops.ge.messages import COMPILED_FIELDS, Message, ModelDef, message_name
-from ir_ops.ge.validate.context import ERROR, NOTE, Context, Report, rule
+from ir_ops.ge.validator.context import ERROR, NOTE, Context, Report, rule
 
 
 def _children(message: Message) -> Iterator[Message]:

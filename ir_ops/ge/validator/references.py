@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ir_ops.ge.validate.context import ERROR, Context, Graph, Op, Report, dtype_of, nd_shape, rule
+from ir_ops.ge.validator.context import ERROR, Context, Graph, Op, Report, dtype_of, nd_shape, rule
 
 
 def ref_inputs(c: Context) -> Iterator[tuple[Op, str, str, tuple[str, int]]]:

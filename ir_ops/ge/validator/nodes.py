@@ -10,7 +10,7 @@ from ir_ops.dtypes import DType, by_ge_attr
 from ir_ops.ge.codec import layout_of, shape_of
 from ir_ops.ge.messages import Message
 from ir_ops.ge.naming import is_clean
-from ir_ops.ge.validate.context import ERROR, NOTE, WARNING, Context, Op, Report, dtype_of, nd_shape, rule
+from ir_ops.ge.validator.context import ERROR, NOTE, WARNING, Context, Op, Report, dtype_of, nd_shape, rule
 
 
 @rule(4, "Node names are set, unique and made of letters, digits and _ . / -")

@@ -1,0 +1,63 @@
+"""The ``ai.ascend`` operators, one to one, from their declarations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ir_ops.declaration import Operator
+from ir_ops.ge.convert.call import NodeCall
+from ir_ops.ge.convert.registry import Convert, Result, Unsupported, converts
+from ir_ops.ge.infer.fused import to_spec
+from ir_ops.ge.prototypes import find
+from ir_ops.ops import DOMAIN, OPS
+
+
+def _attrs(operator: Operator, n: NodeCall) -> dict[str, Any]:
+    """The node's attributes in GE's types; what only ONNX knows must have its default."""
+    values = operator.with_defaults(n.attrs)
+    for attr in operator.attrs:
+        if attr.onnx_only and values.get(attr.name) != attr.default:
+            raise Unsupported(f"{attr.name}={values[attr.name]}, which GE does not have", f"{attr.name}={attr.default}")
+    given = {name: values[name] for name in n.attrs if name in values}
+    return {attr.name: given[attr.name] for attr in operator.attrs if attr.name in given and not attr.onnx_only}
+
+
+def _ref_input(n: NodeCall, index: int, part: str) -> Any:
+    """A cache: the RefData (or the earlier result) as it is, anything else through a copy of its own."""
+    if index in n.in_place:
+        return n.x(index)
+    return n.emit("TensorMove", {"x": n.x(index)}, part=part)
+
+
+def _converter(operator: Operator) -> Convert:
+    def convert(n: NodeCall) -> Result:
+        present = {entry.name: i for i, entry in enumerate(operator.inputs) if n.has(i)}
+        specs = {name: to_spec(n.arg(i).type) for name, i in present.items()}
+        for violation in operator.check(specs, n.attrs, n.product):
+            if violation.severity == "error":
+                raise Unsupported(
+                    str(violation), f"product generic instead of {n.product}" if n.product != "generic" else ""
+                )
+        refs = {entry.name for entry in operator.inputs if entry.ref is not None}
+        inputs = {name: _ref_input(n, i, f"{name}_copy") if name in refs else n.x(i) for name, i in present.items()}
+        return n.emit_all(operator.name, inputs, _attrs(operator, n))
+
+    return convert
+
+
+def _dtypes(operator: Operator) -> str:
+    first = operator.types[operator.inputs[0].type]
+    return ", ".join(first)
+
+
+def _note(operator: Operator) -> str:
+    refs = [entry.name for entry in operator.inputs if entry.ref is not None]
+    private = [f"{attr.name} must be {attr.default}" for attr in operator.attrs if attr.onnx_only]
+    return "; ".join(([f"in place: {', '.join(refs)}"] if refs else []) + private)
+
+
+for _operator in OPS.values():
+    if find(_operator.name) is not None:
+        converts(_operator.name, domain=DOMAIN, dtypes=_dtypes(_operator), ge=_operator.name, note=_note(_operator))(
+            _converter(_operator)
+        )

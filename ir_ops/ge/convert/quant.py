@@ -1,0 +1,130 @@
+"""Quantisation: QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ir_ops.dtypes import Array, DType, by_name
+from ir_ops.ge.convert.call import FLOATS, NodeCall
+from ir_ops.ge.convert.registry import Result, Unsupported, converts
+from ir_ops.ge.tensor import Tensor
+from ir_ops.ge.validator.semantics import ONNX_SCALE_ATTR
+
+
+def _along(n: NodeCall, x: Tensor, axis: int, rank: int, part: str) -> Tensor:
+    """A 1-D per-axis parameter with trailing dims of 1, so that it broadcasts along ``axis``."""
+    if len(x.shape or ()) != 1 or axis == rank - 1 or x.shape == (1,):
+        return x
+    shape = [-1] + [1] * (rank - axis - 1)
+    return n.emit("Reshape", {"x": x, "shape": n.vector(shape)}, part=part)
+
+
+def _refuse_blocks(n: NodeCall) -> None:
+    if n.attr("block_size", 0):
+        raise Unsupported("blockwise quantisation", "per-tensor or per-axis parameters")
+
+
+@converts(
+    "QuantizeLinear",
+    since=10,
+    dtypes="float32, float16, bfloat16 -> int8",
+    ge="AscendQuantV2",
+    note="GE multiplies: constant scales become reciprocals in x's type, which can move a tie; GE adds the zero point "
+    "before rounding, ONNX after: equal except at ties with an odd zero point",
+)
+def quantize(n: NodeCall) -> Result:
+    n.require(*FLOATS)
+    _refuse_blocks(n)
+    target = n.dtype(2).name if n.has(2) else "uint8"
+    if target != "int8":
+        raise Unsupported(f"QuantizeLinear to {target}", "int8")
+    axis = n.axis(int(n.attr("axis", 1)), n.rank(0)) if n.rank(1) == 1 and n.arg(1).type.numel != 1 else n.rank(0) - 1
+    if axis != n.rank(0) - 1:
+        raise Unsupported("QuantizeLinear along an axis that is not the last", "a Transpose")
+    scale, mark = _reciprocal(n)
+    offset = _offset(n)
+    attrs = {"dst_type": 2, "axis": -1, "round_mode": "round", **mark}
+    return n.emit("AscendQuantV2", {"x": n.x(0), "scale": scale, "offset": offset}, attrs)
+
+
+def _vector_of(array: Array, dtype: DType) -> Array:
+    return np.asarray(array, dtype=dtype.np).reshape(-1)
+
+
+def _reciprocal(n: NodeCall) -> tuple[Tensor, dict[str, object]]:
+    values = n.arg(1).constant()
+    if values is not None:
+        inverse = 1.0 / values.astype(np.float64)
+        mark = n.mark(ONNX_SCALE_ATTR, "ListFloat", [float(item) for item in values.reshape(-1)[:16]])
+        return n.builder.const(_vector_of(inverse, n.dtype(0)), name=f"{n.name}/scale"), dict(mark)
+    wide = n.emit("Reciprocal", {"x": n.cast(n.x(1), n.dtype(0), "scale_cast")}, part="scale")
+    return n.emit("Reshape", {"x": wide, "shape": n.vector([-1])}, part="scale_vector"), {}
+
+
+def _offset(n: NodeCall) -> Tensor | None:
+    if not n.has(2):
+        return None
+    values = n.arg(2).constant()
+    if values is not None:
+        if not values.any():
+            return None
+        # an offset has the shape of the scale
+        count = n.arg(1).type.numel or 1
+        return n.builder.const(
+            np.broadcast_to(_vector_of(values, n.dtype(0)), (count,)).copy(), name=f"{n.name}/offset"
+        )
+    flat = n.emit("Reshape", {"x": n.x(2), "shape": n.vector([-1])}, part="offset_vector")
+    return n.cast(flat, n.dtype(0), "offset")
+
+
+@converts("DequantizeLinear", dtypes="int8, uint8, int32 -> float32, float16, bfloat16", ge="Cast, Sub, Mul", since=10,
+          note="(x - zero_point) * scale in the scale's type")  # fmt: skip
+def dequantize(n: NodeCall) -> Result:
+    n.require("int8", "uint8", "int32")
+    _refuse_blocks(n)
+    rank, scale = n.rank(0), n.dtype(1)
+    axis = n.axis(int(n.attr("axis", 1)), rank) if n.rank(1) == 1 and rank > 1 else max(rank - 1, 0)
+    known = n.arg(2).constant() if n.has(2) else np.zeros(1)
+    plain = known is not None and not known.any()
+    wide = n.cast(n.x(0), scale if plain else "int32", "widen")
+    if not plain:
+        zero = _along(n, n.cast(n.x(2), "int32", "zero_point"), axis, rank, "zero_point_axis")
+        wide = n.cast(n.emit("Sub", {"x1": wide, "x2": zero}, part="centred"), scale, "float")
+    return n.emit("Mul", {"x1": wide, "x2": _along(n, n.x(1), axis, rank, "scale_axis")})
+
+
+@converts(
+    "DynamicQuantizeLinear",
+    dtypes="float32 -> uint8",
+    ge="ReduceMax, ReduceMin, Sub, RealDiv, Round, ClipByValue, Cast",
+    note="spelled out: GE's DynamicQuant is symmetric int8 for each row, another function",
+)
+def dynamic_quantize(n: NodeCall) -> Result:
+    n.require("float32")
+    axes, zero = n.vector(range(n.rank(0))), n.scalar(0.0, "float32")
+
+    def extreme(kind: str, bound: str) -> Tensor:
+        reduced = n.emit(f"Reduce{kind}", {"x": n.x(0), "axes": axes}, {"keep_dims": False}, kind.lower())
+        return n.emit(bound, {"x1": reduced, "x2": zero}, part=f"{kind.lower()}_or_zero")
+
+    high, low = extreme("Max", "Maximum"), extreme("Min", "Minimum")
+    reach = n.emit("Sub", {"x1": high, "x2": low}, part="range")
+    scale = n.emit("RealDiv", {"x1": reach, "x2": n.scalar(255.0, "float32")}, part="scale")
+    start = n.emit(
+        "RealDiv", {"x1": n.emit("Sub", {"x1": zero, "x2": low}, part="minus_min"), "x2": scale}, part="start"
+    )
+    zero_point = _rounded_byte(n, start, "zero")
+    steps = n.emit("RealDiv", {"x1": n.x(0), "x2": scale}, part="steps")
+    shifted = n.emit("Add", {"x1": n.emit("Round", {"x": steps}, part="rounded"), "x2": zero_point}, part="shifted")
+    byte = by_name("uint8")
+    y = n.emit("Cast", {"x": _clipped(n, shifted, "y")}, {"dst_type": byte})
+    return [y, scale, n.emit("Cast", {"x": zero_point}, {"dst_type": byte}, "zero_point")]
+
+
+def _clipped(n: NodeCall, x: Tensor, part: str) -> Tensor:
+    bounds = {"clip_value_min": n.scalar(0.0, "float32"), "clip_value_max": n.scalar(255.0, "float32")}
+    return n.emit("ClipByValue", {"x": x, **bounds}, part=f"{part}_clipped")
+
+
+def _rounded_byte(n: NodeCall, x: Tensor, part: str) -> Tensor:
+    return n.emit("Round", {"x": _clipped(n, x, part)}, part=f"{part}_rounded")

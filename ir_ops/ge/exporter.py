@@ -1,0 +1,151 @@
+"""``export``: an ONNX model as a validated ``.air`` file."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ir_ops.declaration import PRODUCTS
+from ir_ops.errors import BadUsage, ExportError
+from ir_ops.files import replacing
+from ir_ops.ge import air
+from ir_ops.ge.builder import GraphBuilder
+from ir_ops.ge.convert.engine import Engine
+from ir_ops.ge.convert.load import InputShapes, Source, input_shapes, load
+from ir_ops.ge.convert.weights import INLINE_LIMIT, make_plan
+from ir_ops.ge.model import Model
+from ir_ops.ge.prune import prune
+from ir_ops.ge.text import show
+from ir_ops.ge.validator import Finding, errors, validate
+
+CACHE_FORMS = ("ref", "copy")
+
+
+@dataclass
+class ExportResult:
+    """What an export made.
+
+    Attributes:
+        model: the GE graph.
+        path: the ``.air`` file, None when none was written.
+        sidecar: the input/output record beside it.
+        text: the readable dump, when asked for.
+        weight_file: weights that had no file of their own.
+        findings: what the validator says (no errors, or there is no result).
+        notes: differences in meaning a user has to know.
+        ops_before: ONNX operators of the model (as converted).
+        ops_after: GE operators.
+        inline_bytes, external_bytes: bytes of weights inside the file, and referred to.
+        timings: seconds by step.
+    """
+
+    model: Model
+    findings: list[Finding]
+    notes: list[str]
+    ops_before: Counter[str]
+    ops_after: Counter[str]
+    inline_bytes: int
+    external_bytes: int
+    path: Path | None = None
+    sidecar: Path | None = None
+    text: Path | None = None
+    weight_file: Path | None = None
+    timings: dict[str, float] = field(default_factory=dict)
+
+
+def export(
+    model: Source,
+    out: str | Path | None = None,
+    *,
+    product: str = "generic",
+    cache: str = "ref",
+    text: bool = False,
+    input_shapes: InputShapes | None = None,
+    weights: str = "auto",
+    inline_limit: int = INLINE_LIMIT,
+) -> ExportResult:
+    """Converts an ONNX model to GE IR, validates it and writes it.
+
+    Nothing is written unless everything converts and the validator finds no error.
+
+    Args:
+        model: path, ``onnx.ModelProto`` or ``onnx_ir.Model`` (left as it is); weights in external data stay there when
+            the whole does not fit into one file, and are not read then.
+        out: the ``.air`` file; its sidecar ``NAME.io.json`` stands beside it. None converts and validates only.
+        product: whose limits fused operators have to keep.
+        cache: "ref": caches that are graph input and output are updated in place (RefData); "copy": never.
+        text: also write ``NAME.txt``, readable and diffable.
+        input_shapes: graph input -> dims, to fix dims that vary; a dim name fixed at one input is fixed everywhere.
+        weights: "auto" (inline as long as they fit), "inline", "external" (FileConstant).
+        inline_limit: bytes of weights from which ``auto`` keeps them in files.
+
+    Raises:
+        BadModel: the ONNX model cannot be read.
+        BadUsage: an unknown option, product or input.
+        ExportError: operators, attributes or element types without a counterpart (all are listed with counts and the
+            nearest alternative), or an export that does not validate.
+    """
+    _check_options(product, cache)
+    clock = _Clock()
+    source = load(model)
+    target = None if out is None else Path(out)
+    before = Counter(f"{node.domain}.{node.op_type}" if node.domain else node.op_type for node in source.graph)
+    plan = make_plan(source, weights, target, inline_limit)
+    clock.lap("load")
+    name = target.stem if target is not None else source.graph.name or "model"
+    engine = Engine(source, _shapes(source, input_shapes), plan, cache, product, GraphBuilder(name))
+    made = prune(engine.run())
+    made.folder = None if target is None else target.resolve().parent
+    clock.lap("convert")
+    after = Counter(node.type for graph in made.graphs for node in graph.nodes)
+    weight_file = plan.write()
+    findings = validate(made)
+    clock.lap("validate")
+    _refuse(findings, name, weight_file)
+    result = ExportResult(made, findings, engine.notes, before, after, plan.inline_bytes, plan.external_bytes)
+    result.weight_file = weight_file
+    if target is not None:
+        _write(result, target, text)
+    clock.lap("write")
+    result.timings = clock.laps
+    return result
+
+
+_shapes = input_shapes
+
+
+def _check_options(product: str, cache: str) -> None:
+    if product not in PRODUCTS:
+        raise BadUsage("unknown product", found=product, wanted=" | ".join(PRODUCTS))
+    if cache not in CACHE_FORMS:
+        raise BadUsage("unknown cache form", found=cache, wanted=" | ".join(CACHE_FORMS))
+
+
+def _refuse(findings: list[Finding], name: str, weight_file: Path | None) -> None:
+    bad = errors(findings)
+    if bad:
+        if weight_file is not None:
+            weight_file.unlink(missing_ok=True)
+        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+        raise ExportError("the exported graph does not validate", where=name, found="; ".join(map(str, bad[:3])) + more)
+
+
+def _write(result: ExportResult, target: Path, text: bool) -> None:
+    result.path = air.write(result.model, target)
+    result.sidecar = air.sidecar_path(target)
+    if text:
+        result.text = target.with_suffix(".txt")
+        with replacing(result.text) as part:
+            part.write_text(show(result.model), encoding="utf-8")
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name], self._last = now - self._last, now
