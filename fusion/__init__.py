@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fusion.api import explain, fuse
     from fusion.result import Difference, FusionResult, Proof, Refusal, Site, VerifyResult
-    from fusion.verify import verify
+    from fusion.verification import verify
 
 __all__ = ["Difference", "FusionResult", "Proof", "Refusal", "Site", "VerifyResult", "explain", "fuse", "verify"]
 
 _HOMES = {
     "explain": "fusion.api",
     "fuse": "fusion.api",
-    "verify": "fusion.verify",
+    "verify": "fusion.verification",
     "Difference": "fusion.result",
     "FusionResult": "fusion.result",
     "Proof": "fusion.result",

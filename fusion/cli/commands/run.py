@@ -20,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
     from fusion import cli
     from fusion.cli import console
     from fusion.runtime import Runner
-    from fusion.verify import read_feeds
+    from fusion.verification import read_feeds
     from ir_ops.npz import save_npz
 
     console.check_paths(model=args.model, outputs=args.outputs)
