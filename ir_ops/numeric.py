@@ -3,7 +3,8 @@
 An operator's computation is written once over :class:`Numeric`. :data:`NUMPY` runs it: that is the reference. The ONNX
 backend (``ir_ops.onnx_function``) records it as standard ONNX nodes: that is the function body. Tensors of either
 backend take the Python operators ``+ - * / // %`` and comparisons with each other and with Python numbers, which take
-the tensor's element type; ``//`` and ``%`` are only used on non-negative integers.
+the tensor's element type; ``//`` and ``%`` mean something on non-negative integers only. Float attributes come as
+numbers of the backend too, so a computation never calls ``float()`` on one.
 """
 
 from __future__ import annotations
@@ -22,16 +23,13 @@ Dim = Any
 
 
 class Numeric(Protocol):
-    """The operations a backend offers. Axes and slice bounds are Python ints; sizes may be backend scalars."""
+    """The operations a backend offers. Axes are Python ints; sizes and slice bounds may be backend scalars."""
 
     def dtype(self, x: Tensor) -> str:
-        """The element type's name."""
+        """The element type. Given to :meth:`cast` or :meth:`zeros` it means "the type of that tensor"."""
 
     def cast(self, x: Tensor, dtype: str) -> Tensor:
-        """To another element type, round half to even; to fp8 without saturation (overflow becomes NaN or inf).
-
-        NaN becomes the integer 0.
-        """
+        """To another element type, round half to even; to fp8 without saturation (overflow becomes NaN or inf)."""
 
     def dim(self, x: Tensor, axis: int) -> Dim: ...
 
@@ -39,7 +37,7 @@ class Numeric(Protocol):
 
     def transpose(self, x: Tensor, perm: Sequence[int]) -> Tensor: ...
 
-    def columns(self, x: Tensor, start: int, stop: int, step: int = 1) -> Tensor:
+    def columns(self, x: Tensor, start: Dim, stop: Dim, step: int = 1) -> Tensor:
         """``x[..., start:stop:step]``."""
 
     def concat_columns(self, parts: Sequence[Tensor]) -> Tensor: ...
@@ -60,14 +58,18 @@ class Numeric(Protocol):
     def round(self, x: Tensor) -> Tensor:
         """Half to even."""
 
-    def clip(self, x: Tensor, low: float, high: float) -> Tensor: ...
+    def clip(self, x: Tensor, low: float, high: float) -> Tensor:
+        """Into ``low .. high``; what becomes of NaN is not defined."""
+
+    def nan_to_zero(self, x: Tensor) -> Tensor: ...
 
     def zeros(self, dims: Sequence[Dim], dtype: str) -> Tensor: ...
 
-    def write(self, cache: Tensor, offsets: Tensor, values: Tensor, valid: Tensor) -> Tensor:
+    def write(self, cache: Tensor, offsets: Tensor, values: Tensor, valid: Tensor, *, rows: bool) -> Tensor:
         """A copy of ``cache`` with ``values[t]`` stored at flat element ``offsets[t]`` for each valid ``t``.
 
-        ``offsets`` and ``values`` are ``[T, N, D]``, ``valid`` is ``[T]``; valid offsets are distinct.
+        ``values`` is ``[T, N, D]``, ``valid`` is ``[T]``. ``offsets`` is ``[T, N, D]``, or with ``rows`` ``[T, N, 1]``:
+        the first element of a row of the cache's last axis, which has D elements. Valid offsets are distinct.
         """
 
 
@@ -78,10 +80,7 @@ class NumpyNumeric:
         return by_numpy(x.dtype).name
 
     def cast(self, x: Array, dtype: str) -> Array:
-        target = by_name(dtype)
-        if not target.is_float and by_numpy(x.dtype).is_float:
-            x = np.where(np.isnan(x), x.dtype.type(0), x)
-        return x.astype(target.np)
+        return x.astype(by_name(dtype).np)
 
     def dim(self, x: Array, axis: int) -> int:
         return int(x.shape[axis])
@@ -123,12 +122,16 @@ class NumpyNumeric:
     def clip(self, x: Array, low: float, high: float) -> Array:
         return np.clip(x, x.dtype.type(low), x.dtype.type(high))
 
+    def nan_to_zero(self, x: Array) -> Array:
+        return np.where(np.isnan(x), x.dtype.type(0), x)
+
     def zeros(self, dims: Sequence[int], dtype: str) -> Array:
         return np.zeros(tuple(dims), by_name(dtype).np)
 
-    def write(self, cache: Array, offsets: Array, values: Array, valid: Array) -> Array:
+    def write(self, cache: Array, offsets: Array, values: Array, valid: Array, *, rows: bool) -> Array:
         result = cache.copy(order="C")
-        result.reshape(-1)[offsets[valid]] = values[valid]
+        places = offsets[valid] + np.arange(values.shape[-1]) if rows else offsets[valid]
+        result.reshape(-1)[places] = values[valid]
         return result
 
 

@@ -10,13 +10,13 @@ from ir_ops.numeric import Numeric
 FLOAT8_MAX = {"float8_e5m2": 57344.0, "float8_e4m3fn": 448.0}
 
 
-def rms_norm(xp: Numeric, x: Any, width: int, gamma: Any, epsilon: float) -> Any:
+def rms_norm(xp: Numeric, x: Any, width: Any, gamma: Any, epsilon: Any) -> Any:
     """``x / sqrt(mean(x^2) + epsilon) * gamma`` over the last axis, in the type of x; divides before it multiplies."""
     mean = xp.sum_columns(x * x) * (1.0 / width)
     return x / xp.sqrt(mean + epsilon) * gamma
 
 
-def rotate_interleaved(xp: Numeric, x: Any, cos: Any, sin: Any, width: int) -> Any:
+def rotate_interleaved(xp: Numeric, x: Any, cos: Any, sin: Any, width: Any) -> Any:
     """Rotates pairs ``(x[2j], x[2j+1])`` into columns ``j`` and ``width/2 + j``: interleaved in, halves out."""
     half = width // 2
     even, odd = xp.columns(x, 0, width, 2), xp.columns(x, 1, width, 2)
@@ -26,13 +26,15 @@ def rotate_interleaved(xp: Numeric, x: Any, cos: Any, sin: Any, width: int) -> A
 
 
 def store(xp: Numeric, x: Any, dtype: str, scale: Any, offset: Any, float8_cast: str) -> Any:
-    """The fp32 row as the cache holds it."""
+    """The fp32 row as the cache holds it; a NaN becomes the int8 0."""
     if scale is None:
         return xp.cast(x, dtype)
     x = x * scale
     if offset is not None:
         x = x + offset
-    if dtype == "int8" or float8_cast == "integer":
+    if dtype == "int8":
+        x = xp.clip(xp.round(xp.nan_to_zero(x)), -128.0, 127.0)
+    elif float8_cast == "integer":
         x = xp.clip(xp.round(x), -128.0, 127.0)
     elif float8_cast == "saturate":
         x = xp.clip(x, -FLOAT8_MAX[dtype], FLOAT8_MAX[dtype])

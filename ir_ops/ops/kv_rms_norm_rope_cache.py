@@ -294,38 +294,45 @@ def _shapes(specs: Mapping[str, TensorSpec], attrs: Attrs) -> dict[str, TensorSp
     }
 
 
-def _compute(xp: Numeric, x: Mapping[str, Any], attrs: Attrs) -> dict[str, Any]:
-    mode = KV_CACHE_MODES[str(attrs["cache_mode"])]
+def _compute(xp: Numeric, x: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, Any]:
     kv, gamma, cos, sin = (xp.cast(x[name], "float32") for name in ("kv", "gamma", "cos", "sin"))
-    norm_width, rope_width = x["gamma"].shape[0], x["cos"].shape[-1]
-    epsilon = float(attrs["epsilon"])  # type: ignore[arg-type]
+    norm_width, rope_width = xp.dim(x["gamma"], 0), xp.dim(x["cos"], 3)
     if "v" in x:
-        key = rms_norm(xp, kv, norm_width, gamma, epsilon)
+        key = rms_norm(xp, kv, norm_width, gamma, attrs["epsilon"])
         rotated = rotate_interleaved(xp, xp.columns(key, 0, rope_width), cos, sin, rope_width)
-        tail = [xp.columns(key, rope_width, norm_width)] if rope_width < norm_width else []
-        k, v = xp.concat_columns([rotated, *tail]), xp.cast(x["v"], "float32")
-        widths = (norm_width, x["v"].shape[-1])
+        k = xp.concat_columns([rotated, xp.columns(key, rope_width, norm_width)])
+        v = xp.cast(x["v"], "float32")
+        widths = (norm_width, xp.dim(x["v"], 3))
     else:
-        v = rms_norm(xp, xp.columns(kv, 0, norm_width), norm_width, gamma, epsilon)
+        v = rms_norm(xp, xp.columns(kv, 0, norm_width), norm_width, gamma, attrs["epsilon"])
         k = rotate_interleaved(xp, xp.columns(kv, norm_width, norm_width + rope_width), cos, sin, rope_width)
         widths = (rope_width, norm_width)
+    outputs = _cached(xp, x, attrs, dict(zip(_CACHES, zip((k, v), widths, strict=True), strict=True)))
+    shape, kind = [xp.dim(x["kv"], axis) for axis in range(3)], xp.dtype(x["kv"])
+    for name, value, width in (("k_rope", k, widths[0]), ("c_kv", v, widths[1])):
+        outputs[name] = xp.cast(value, kind) if attrs["is_output_kv"] else xp.zeros([*shape, width], kind)
+    return outputs
 
+
+def _cached(
+    xp: Numeric, x: Mapping[str, Any], attrs: Mapping[str, Any], values: Mapping[QuantCache, tuple[Any, Any]]
+) -> dict[str, Any]:
+    """The caches with the fp32 values ``[B, N, S, width]`` stored."""
+    mode = KV_CACHE_MODES[str(attrs["cache_mode"])]
     batch, heads, tokens = (xp.dim(x["kv"], axis) for axis in range(3))
     rows = xp.dim(x["k_cache"], 1 if mode.paged else 2)
     page, row, valid = slots(xp, mode, x["index"], batch, tokens, rows)
     page, row = (xp.reshape(part, [-1, 1, 1]) for part in (page, row))
     head = xp.reshape(xp.arange(heads), [1, -1, 1])
     outputs: dict[str, Any] = {}
-    for cache, value, width in zip(_CACHES, (k, v), widths, strict=True):
-        dtype = xp.dtype(x[cache.cache])
-        column = xp.reshape(xp.arange(width), [1, 1, -1])
-        place = address(mode.order, page, row, head, column, rows=rows, heads=heads, columns=width, d0=nz_block(dtype))
+    for cache, (value, width) in values.items():
+        old, kind = x[cache.cache], xp.dtype(x[cache.cache])
+        by_row = mode.order != "NZ"
+        column = 0 if by_row else xp.reshape(xp.arange(width), [1, 1, -1])
+        place = address(mode.order, page, row, head, column, rows=rows, heads=heads, columns=width, d0=nz_block(kind))
         by_token = xp.reshape(xp.transpose(value, [0, 2, 1, 3]), [-1, heads, width])
-        stored = store(xp, by_token, dtype, x.get(cache.scale), x.get(cache.offset), str(attrs["float8_cast"]))
-        outputs[cache.cache] = xp.write(x[cache.cache], place, stored, valid)
-    for name, value, width in (("k_rope", k, widths[0]), ("c_kv", v, widths[1])):
-        kind = xp.dtype(x["kv"])
-        outputs[name] = xp.cast(value, kind) if attrs["is_output_kv"] else xp.zeros([batch, heads, tokens, width], kind)
+        stored = store(xp, by_token, kind, x.get(cache.scale), x.get(cache.offset), str(attrs["float8_cast"]))
+        outputs[cache.cache] = xp.write(old, place, stored, valid, rows=by_row)
     return outputs
 
 
