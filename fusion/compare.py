@@ -24,7 +24,8 @@ def compare(case: str, output: str, got: Array, want: Array, against: str, *, ki
     """Compares one output with what it should be.
 
     Floats: ``|got - want| <= r * (|want| + rms(want))`` with r = 1e-4 (float32), 2^-7 (float16), 2^-4 (bfloat16).
-    Quantised types: at most one step, in at most a fifth of a touched row. Other integers and booleans: equal.
+    Quantised types: at most one step (their bound is 1 step), in at most a fifth of a touched row. Other integers and
+    booleans: equal.
     NaN and infinities must stand at the same places. ``want`` may be wider than ``got`` (a bfloat16 result against a
     float32 one): the type of ``got`` decides, or ``kind`` where the caller knows better.
     """
@@ -47,7 +48,7 @@ def compare(case: str, output: str, got: Array, want: Array, against: str, *, ki
 def _difference(
     case: str, output: str, against: str, kind: str, shape: tuple[int, ...], error: float, ok: bool, note: str
 ) -> Difference:
-    return Difference(case, output, against, kind, shape, error, error, 0.0, float(not ok), None, ok, note)
+    return Difference(case, output, against, kind, shape, error, error, 0.0, error, float(not ok), None, ok, note)
 
 
 def missing(case: str, output: str, against: str, note: str) -> Difference:
@@ -63,6 +64,9 @@ def _floats(case: str, output: str, got: Array, want: Array, against: str, kind:
     with np.errstate(invalid="ignore"):
         error = np.where(finite & np.isfinite(got), np.abs(got - want), np.where(same_special, 0.0, np.inf))
     beyond = error > bound
+    with np.errstate(divide="ignore", invalid="ignore"):
+        used = np.where(error == 0, 0.0, error / bound)
+    closest = int(used.argmax())
     relative = error / np.maximum(np.abs(np.where(finite, want, 0.0)) + rms, np.finfo(np.float64).tiny)
     return Difference(
         case,
@@ -72,7 +76,8 @@ def _floats(case: str, output: str, got: Array, want: Array, against: str, kind:
         got.shape,
         float(error.max()),
         float(relative.max()),
-        float(bound.max()),
+        float(bound.flat[closest]),
+        float(used.flat[closest]),
         float(beyond.mean()),
         _first(beyond),
         not beyond.any(),
@@ -87,8 +92,9 @@ def _exact(case: str, output: str, got: Array, want: Array, against: str, kind: 
     relative = worst / max(float(np.abs(want.astype(np.float64)).max()), 1.0)
     note = _where(beyond, got, want)
     return Difference(
-        case, output, against, kind, got.shape, worst, relative, 0.0, share, _first(beyond), not beyond.any(), note
-    )
+        case, output, against, kind, got.shape, worst, relative, 0.0,
+        math.inf if worst else 0.0, share, _first(beyond), not beyond.any(), note,
+    )  # fmt: skip
 
 
 def _steps(case: str, output: str, got: Array, want: Array, against: str, kind: str) -> Difference:
@@ -106,8 +112,9 @@ def _steps(case: str, output: str, got: Array, want: Array, against: str, kind: 
     worst, first = float(error.max()), _first(beyond)
     share = float(differs.mean())
     return Difference(
-        case, output, against, kind, got.shape, worst, worst / scale, 1.0, share, first, not beyond.any(), note
-    )
+        case, output, against, kind, got.shape, worst, worst / scale, 1.0, float(steps.max()), share, first,
+        not beyond.any(), note,
+    )  # fmt: skip
 
 
 def _ordinal(values: Array, kind: str) -> Array:

@@ -221,7 +221,7 @@ def refusal_groups(refusals: Iterable[Refusal]) -> list[list[Refusal]]:
 
 def verify_text(result: VerifyResult, style: Style = PLAIN) -> str:
     """One line per case, output and source of truth, then the verdict."""
-    cells = [["case", "output", "against", "type", "largest", "accepted", ""]]
+    cells = [["case", "output", "against", "type", "largest", "of bound", ""]]
     cells += [_difference_row(item) for item in result.differences]
     lines = table(cells, right=(4, 5))
     marked = [style.bold(lines[0])]
@@ -234,19 +234,11 @@ def verify_text(result: VerifyResult, style: Style = PLAIN) -> str:
         verdict = style.good(f"equal: {len(result.differences)} comparisons over {len(result.cases)} case(s)")
     else:
         verdict = style.bad(f"NOT equal: {len(bad)} of {len(result.differences)} comparisons failed")
-    return "\n".join(
-        [*marked, "", verdict, *wrapped("", result.how, 0)[0:], *(f"note: {note}" for note in result.notes)]
-    )
+    notes = [f"note: {note}" for note in result.notes]
+    return "\n".join([*marked, "", verdict, *textwrap.wrap(result.how, WIDTH), *notes])
 
 
 def _difference_row(item: Difference) -> list[str]:
-    case = item.case if len(item.case) <= 34 else item.case[:31] + "..."
-    return [
-        case,
-        item.output,
-        item.against,
-        item.dtype,
-        f"{item.max_abs:.3g}",
-        f"{item.bound:.3g}",
-        "ok" if item.ok else "DIFFERS",
-    ]
+    used = f"{item.used:.0%}" if item.used <= 100 else "-"
+    case = item.case.partition(" (")[0]
+    return [case, item.output, item.against, item.dtype, f"{item.max_abs:.3g}", used, "ok" if item.ok else "DIFFERS"]

@@ -193,7 +193,8 @@ class Difference:
         against: ``original`` (the original model's result) or ``recorded`` (values given by the user).
         dtype, shape: of the fused model's result.
         max_abs, max_rel: largest absolute difference, and largest difference relative to the element's magnitude.
-        bound: largest absolute difference accepted.
+        bound: the absolute difference accepted at the element that comes closest to its bound, or passes it most.
+        used: that element's difference as a share of its bound; above 1 it is too large.
         differing: share of the elements that lie beyond the bound (for integers: that differ at all).
         first: index of the first element beyond the bound, None when there is none.
         ok: whether the output is accepted.
@@ -208,6 +209,7 @@ class Difference:
     max_abs: float
     max_rel: float
     bound: float
+    used: float
     differing: float
     first: tuple[int, ...] | None
     ok: bool
@@ -223,6 +225,7 @@ class Difference:
             "max_abs": plain(self.max_abs),
             "max_rel": plain(self.max_rel),
             "bound": plain(self.bound),
+            "used": plain(self.used),
             "differing": plain(self.differing),
             "first": None if self.first is None else list(self.first),
             "ok": self.ok,

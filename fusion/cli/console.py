@@ -6,12 +6,14 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fusion.report import Style
     from fusion.result import FusionResult
+    from ir_ops.dtypes import Array
 
 PRODUCTS = ("generic", "950", "A3", "A2", "kirin")
 
@@ -137,3 +139,34 @@ def _html(result: FusionResult, title: str) -> str:
     from fusion.html import fusion_html
 
     return fusion_html(result, title)
+
+
+def write_outputs(path: str, results: Mapping[str, Mapping[str, Array]]) -> None:
+    """Writes the outputs of one or several feeds to an npz file, named as the inputs were, and lists them.
+
+    Args:
+        path: the file.
+        results: feed name -> output name -> array; the plain form's feed is called ``inputs``.
+    """
+    from ir_ops.npz import save_npz
+
+    plain = list(results) == ["inputs"]
+    arrays = {
+        name if plain else f"{feed}/out/{name}": array
+        for feed, outputs in results.items()
+        for name, array in outputs.items()
+    }
+    save_npz(path, arrays)
+    for name, array in arrays.items():
+        print(f"{name}: {array.dtype}{list(array.shape)}")
+    print(f"written: {path}")
+
+
+def size(count: int) -> str:
+    """Bytes for people: ``1.5 MiB``."""
+    value, unit = float(count), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{count} bytes" if unit == "bytes" else f"{value:.1f} {unit}"

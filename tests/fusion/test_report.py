@@ -116,16 +116,16 @@ def test_html_holds_the_same_facts_and_nothing_from_outside() -> None:
 
 
 def difference(**changes: object) -> Difference:
-    base = Difference("case0", "y", "original", "float16", (2,), 0.001, 0.001, 0.01, 0.0, None, True)
+    base = Difference("case0", "y", "original", "float16", (2,), 0.001, 0.001, 0.01, 0.1, 0.0, None, True)
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
 
 def test_verification() -> None:
     bad = difference(output="cache_out", ok=False, note="first at [1]: 2, wanted 3", max_abs=1.0, against="recorded")
     lines = verify_text(VerifyResult([difference(), bad], "both in ONNX Runtime", ("a note",))).splitlines()
-    assert lines[0].split() == ["case", "output", "against", "type", "largest", "accepted"]
-    assert lines[1].split() == ["case0", "y", "original", "float16", "0.001", "0.01", "ok"]
-    assert lines[2].split() == ["case0", "cache_out", "recorded", "float16", "1", "0.01", "DIFFERS"]
+    assert lines[0].split() == ["case", "output", "against", "type", "largest", "of", "bound"]
+    assert lines[1].split() == ["case0", "y", "original", "float16", "0.001", "10%", "ok"]
+    assert lines[2].split() == ["case0", "cache_out", "recorded", "float16", "1", "10%", "DIFFERS"]
     assert lines[3].strip() == "first at [1]: 2, wanted 3"
     assert "NOT equal: 1 of 2 comparisons failed" in lines
     assert lines[-1] == "note: a note"

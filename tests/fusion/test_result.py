@@ -27,7 +27,9 @@ SITE = Site(
     notes=("columns of kv_a_proj permuted",),
 )
 REFUSAL = Refusal("alias-second-reader", "layer 1", 1, "KvRmsNormRopeCache", "one reader", "two", "one", "drop one")
-DIFFERENCE = Difference("case0", "y", "original", "float16", (2, 3), math.inf, math.nan, 0.1, 0.5, (0, 1), False, "odd")
+DIFFERENCE = Difference(
+    "case0", "y", "original", "float16", (2, 3), math.inf, math.nan, 0.1, 7.5, 0.5, (0, 1), False, "odd"
+)
 
 
 def test_fusion_result() -> None:

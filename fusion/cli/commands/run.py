@@ -21,19 +21,10 @@ def run(args: argparse.Namespace) -> int:
     from fusion.cli import console
     from fusion.runtime import Runner
     from fusion.verification import read_feeds
-    from ir_ops.npz import save_npz
 
-    console.check_paths(model=args.model, outputs=args.outputs)
-    console.check_paths(inputs=args.inputs, outputs=args.outputs)
+    console.check_paths(model=args.model, inputs=args.inputs, outputs=args.outputs)
     feeds = [feed for feed, _ in read_feeds(args.inputs)]
     runner = Runner(args.model, custom_ort.session(args.model), kernels=True)
-    results = {}
-    for feed in feeds:
-        outputs = runner.run(runner.prepare(feed.inputs))
-        plain = len(feeds) == 1 and feed.name == "inputs"
-        results.update({name if plain else f"{feed.name}/out/{name}": array for name, array in outputs.items()})
-    save_npz(args.outputs, results)
-    for name, array in results.items():
-        print(f"{name}: {array.dtype}{list(array.shape)}")
-    print(f"written: {args.outputs}")
+    results = {feed.name: runner.run(runner.prepare(feed.inputs)) for feed in feeds}
+    console.write_outputs(args.outputs, results)
     return cli.DONE

@@ -1,0 +1,23 @@
+"""``kvfuse bench``: measures the kernels on this machine."""
+
+from __future__ import annotations
+
+import argparse
+
+HELP = "measure the kernels here: against exporter graphs, and decode against cache size"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    parser.add_argument("names", metavar="NAME", nargs="*", help="which measurements (default: all): decode, kernels")
+    parser.add_argument("--quick", action="store_true", help="a fraction of the time, rougher figures")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of the kernels (default 1)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures and prints tables."""
+    import benchmarks
+
+    options = ["--quick"] if args.quick else []
+    options += ["--threads", str(args.threads)] if args.threads is not None else []
+    return benchmarks.main([*args.names, *options])
