@@ -19,11 +19,15 @@ from ir_ops.errors import BadInput
 
 
 class Binding:
-    """A session with all inputs bound, some outputs sharing an input's memory. Made by :func:`bind`."""
+    """A session with all inputs bound, some outputs sharing an input's memory. Made by :func:`bind`.
+
+    Attributes:
+        session: the session that runs.
+    """
 
     def __init__(self, session: Any, feeds: Mapping[str, Array], aliases: Mapping[str, str]) -> None:
         runtime()
-        self._session = session
+        self.session = session
         self._inputs = {entry.name: entry for entry in session.get_inputs()}
         self._outputs = [entry.name for entry in session.get_outputs()]
         self._aliases = dict(aliases)
@@ -94,7 +98,7 @@ class Binding:
             BadInput: as :meth:`run`.
         """
         try:
-            self._session.run_with_iobinding(self._io)
+            self.session.run_with_iobinding(self._io)
         except Exception as error:
             raise refused(error) from None
 

@@ -62,7 +62,7 @@ struct Call {
   size_t norm_width = 0, rope_width = 0;
 
   Slots slots() const {
-    return Slots(mode.slot, index.As<int64_t>(), static_cast<size_t>(batch), static_cast<size_t>(tokens),
+    return Slots(mode, index.As<int64_t>(), static_cast<size_t>(batch), static_cast<size_t>(tokens),
                  static_cast<size_t>(k.input.dims[0]), k.layout.rows);
   }
 };
@@ -250,6 +250,13 @@ const float* KvRmsNormRopeCache::Gamma(const Tensor& gamma, std::vector<float>* 
   return scratch->data();
 }
 
+// A row under way: where it comes from, where it goes, and the root mean square of its normalised part.
+struct Row {
+  const char *kv, *cos, *sin;
+  Place place;
+  float rms;
+};
+
 // What a chunk of rows needs to know.
 struct Job {
   const Call& call;
@@ -259,57 +266,85 @@ struct Job {
   Slots slots;
   CacheWriter k, ckv;
 
+  static constexpr size_t kGroup = 4;  // rows that hide each other's latency
+
   void Rows(size_t begin, size_t end) const;
-  void JoinedRow(const char* kv, const char* cos, const char* sin, const Place& place, float* scratch) const;
-  void SeparateRow(const char* kv, const char* cos, const char* sin, const Place& place, float* scratch) const;
+  void Finish(Row* rows, size_t count, float* scratch) const;
+  void Joined(const Row& row, const float* left, float* scratch) const;
+  void Separate(const Row& row, const float* key, float* scratch) const;
+
+  // The group's rows in fp32, then room for what becomes of one of them.
+  size_t ScratchSize() const {
+    const size_t joined = std::max(call.norm_width, 2 * call.rope_width);
+    const size_t separate = std::max(2 * call.norm_width, static_cast<size_t>(call.ckv.width));
+    return kGroup * call.norm_width + (call.v.given ? separate : joined);
+  }
 };
 
 void Job::Rows(size_t begin, size_t end) const {
   const size_t heads = static_cast<size_t>(call.heads), tokens = static_cast<size_t>(call.tokens);
   const size_t size = ElementSize(call.kv.type), kv_row = static_cast<size_t>(call.kv.dims[3]) * size;
   const size_t cos_heads = static_cast<size_t>(call.cos.dims[1]), cos_tokens = static_cast<size_t>(call.cos.dims[2]);
-  const size_t v_width = static_cast<size_t>(call.ckv.width);
-  Scratch scratch(call.v.given ? std::max(2 * call.norm_width, v_width) : call.norm_width + 2 * call.rope_width);
+  Scratch scratch(ScratchSize());
+  Row rows[kGroup];
+  size_t waiting = 0;
+  size_t s = begin % tokens, n = begin / tokens % heads, b = begin / tokens / heads;
   for (size_t i = begin; i < end; ++i) {
-    const size_t head_row = i / tokens, s = i % tokens, b = head_row / heads, n = head_row % heads;
-    Place place{false, 0, 0, n, i};
-    place.has_slot = slots.Find(b, s, &place.page, &place.row);
-    if (!k.Wants(place) && !ckv.Wants(place)) continue;
     const size_t cos_head = b * cos_heads + (cos_heads == 1 ? 0 : n);
     const size_t cos_row = (cos_head * cos_tokens + (cos_tokens == 1 ? 0 : s)) * call.rope_width * size;
-    const char* row = call.kv.As<char>() + i * kv_row;
-    const auto work = call.v.given ? &Job::SeparateRow : &Job::JoinedRow;
-    (this->*work)(row, call.cos.As<char>() + cos_row, call.sin.As<char>() + cos_row, place, scratch.data());
+    Row& row = rows[waiting];
+    row = {call.kv.As<char>() + i * kv_row,
+           call.cos.As<char>() + cos_row,
+           call.sin.As<char>() + cos_row,
+           {false, 0, 0, n, i},
+           0.0f};
+    row.place.has_slot = slots.Find(b, s, &row.place.page, &row.place.row);
+    if (k.Wants(row.place) || ckv.Wants(row.place)) ++waiting;
+    if (waiting == kGroup || i + 1 == end) {
+      Finish(rows, waiting, scratch.data());
+      waiting = 0;
+    }
+    if (++s == tokens) {
+      s = 0;
+      if (++n == heads) n = 0, ++b;
+    }
   }
 }
 
-void Job::JoinedRow(const char* kv, const char* cos, const char* sin, const Place& place, float* scratch) const {
+void Job::Finish(Row* rows, size_t count, float* scratch) const {
   const FloatKind kind = KindOf(call.kv.type);
-  const size_t width = call.norm_width, rope = call.rope_width;
-  float* direct = ckv.Direct(place);
-  float* normed = direct != nullptr ? direct : scratch;
-  kernels.rms_norm[kind](kv, gamma, width, epsilon, normed);
-  ckv.Write(normed, place);
-  float *raw = scratch + width, *rotated = raw + rope;
-  kernels.load[kind](kv + width * ElementSize(call.kv.type), rope, raw);
-  kernels.rope_interleaved[kind](raw, cos, sin, rope, rotated);
-  k.Write(rotated, place);
+  const size_t width = call.norm_width;
+  for (size_t i = 0; i < count; ++i) rows[i].rms = kernels.rms[kind](rows[i].kv, width, epsilon, scratch + i * width);
+  for (size_t i = 0; i < count; ++i) {
+    const float* x = kind == kKindFloat32 ? reinterpret_cast<const float*>(rows[i].kv) : scratch + i * width;
+    (this->*(call.v.given ? &Job::Separate : &Job::Joined))(rows[i], x, scratch + kGroup * width);
+  }
 }
 
-void Job::SeparateRow(const char* kv, const char* cos, const char* sin, const Place& place, float* scratch) const {
+void Job::Joined(const Row& row, const float* left, float* scratch) const {
   const FloatKind kind = KindOf(call.kv.type);
   const size_t width = call.norm_width, rope = call.rope_width;
-  float *normed = scratch, *key = scratch + width;
-  kernels.rms_norm[kind](kv, gamma, width, epsilon, normed);
-  kernels.rope_interleaved[kind](normed, cos, sin, rope, key);
-  std::copy(normed + rope, normed + width, key + rope);
-  k.Write(key, place);
+  if (ckv.Wants(row.place)) ckv.WriteNormalised(left, gamma, row.rms, scratch, row.place);
+  float *raw = scratch, *rotated = raw + rope;
+  kernels.load[kind](row.kv + width * ElementSize(call.kv.type), rope, raw);
+  kernels.rope_interleaved[kind](raw, row.cos, row.sin, rope, rotated);
+  k.Write(rotated, row.place);
+}
+
+void Job::Separate(const Row& row, const float* key, float* scratch) const {
+  const FloatKind kind = KindOf(call.kv.type);
+  const size_t width = call.norm_width, rope = call.rope_width;
+  float *normed = scratch, *rotated = scratch + width;
+  kernels.normalise[kKindFloat32](key, gamma, row.rms, width, {normed, width, width});
+  kernels.rope_interleaved[kind](normed, row.cos, row.sin, rope, rotated);
+  std::copy(normed + rope, normed + width, rotated + rope);
+  k.Write(rotated, row.place);
 
   const size_t v_width = static_cast<size_t>(call.ckv.width);
-  const char* v = call.v.As<char>() + place.number * v_width * ElementSize(call.v.type);
-  if (!call.ckv.quantised()) return ckv.WriteBits(v, place);
+  const char* v = call.v.As<char>() + row.place.number * v_width * ElementSize(call.v.type);
+  if (!call.ckv.quantised()) return ckv.WriteBits(v, row.place);
   kernels.load[kind](v, v_width, scratch);
-  ckv.Write(scratch, place);
+  ckv.Write(scratch, row.place);
 }
 
 void KvRmsNormRopeCache::Run(KernelContext& context) const {

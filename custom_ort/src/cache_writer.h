@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "context.h"
@@ -10,16 +11,16 @@
 
 namespace kvfuse {
 
-// Floats on the stack, on the heap when there are many.
+// Floats, not set to anything: on the stack, on the heap when there are many.
 class Scratch {
  public:
-  explicit Scratch(size_t count) : heap_(count > kStack ? count : 0) {}
-  float* data() { return heap_.empty() ? stack_ : heap_.data(); }
+  explicit Scratch(size_t count) : heap_(count > kStack ? new float[count] : nullptr) {}
+  float* data() { return heap_ == nullptr ? stack_ : heap_.get(); }
 
  private:
-  static constexpr size_t kStack = 1024;
+  static constexpr size_t kStack = 3072;
   alignas(64) float stack_[kStack];
-  std::vector<float> heap_;
+  std::unique_ptr<float[]> heap_;
 };
 
 // A scale or offset as rows of the cache's width, one for all heads or one for each.
@@ -63,16 +64,22 @@ class CacheWriter {
         scale_(scale, layout.columns),
         offset_(offset, layout.columns),
         store_(kernels.store[KindOf(raw_type)]),
+        normalise_(kernels.normalise[kKindFloat32]),
+        normalise_store_(kernels.normalise[KindOf(raw_type)]),
         quantise_(size_ == 1 ? kernels.quantise[QuantKindOf(type, float8_cast)] : nullptr) {}
 
   // Both memories may be null: the node does not ask for them, or (raw) they are zeros.
   void SetMemory(void* cache, void* raw) { data_ = static_cast<char*>(cache), raw_ = static_cast<char*>(raw); }
   bool Wants(const Place& place) const { return (place.has_slot && data_ != nullptr) || raw_ != nullptr; }
 
-  // Where a row may be computed in place, or null: a contiguous fp32 row needs no second copy.
-  float* Direct(const Place& place) const {
-    const bool plain = size_ == sizeof(float) && layout_.order != CacheOrder::kNz;
-    return plain && place.has_slot && data_ != nullptr ? static_cast<float*>(Target(place).data) : nullptr;
+  // The row x / rms * gamma; y has room for one. A row that only goes to a plain cache is rounded as it is computed.
+  void WriteNormalised(const float* x, const float* gamma, float rms, float* y, const Place& place) const {
+    if (quantise_ == nullptr && raw_ == nullptr) {
+      normalise_store_(x, gamma, rms, layout_.columns, Target(place));
+    } else {
+      normalise_(x, gamma, rms, layout_.columns, {y, layout_.columns, layout_.columns});
+      Write(y, place);
+    }
   }
 
   void Write(const float* x, const Place& place) const {
@@ -80,7 +87,7 @@ class CacheWriter {
       const RowTarget target = Target(place);
       if (quantise_ != nullptr) {
         quantise_(x, scale_.row(place.head), offset_.row(place.head), layout_.columns, target);
-      } else if (target.data != x) {
+      } else {
         store_(x, layout_.columns, target);
       }
     }
@@ -115,6 +122,8 @@ class CacheWriter {
   size_t size_, raw_size_;
   QuantRows scale_, offset_;
   void (*store_)(const float*, size_t, const RowTarget&);
+  void (*normalise_)(const float*, const float*, float, size_t, const RowTarget&);
+  void (*normalise_store_)(const float*, const float*, float, size_t, const RowTarget&);
   void (*quantise_)(const float*, const float*, const float*, size_t, const RowTarget&);
   char *data_ = nullptr, *raw_ = nullptr;
 };

@@ -50,8 +50,14 @@ constexpr size_t NzBlock(int element_type) { return 32 / ElementSize(element_typ
 // The slots of a call: token (batch, s) -> page and row, or nothing for a slot of -1.
 class Slots {
  public:
-  Slots(SlotMeaning meaning, const int64_t* index, size_t batch, size_t tokens, size_t pages, size_t rows)
-      : meaning_(meaning), index_(index), batch_(batch), tokens_(tokens), pages_(pages), rows_(rows) {}
+  Slots(const CacheMode& mode, const int64_t* index, size_t batch, size_t tokens, size_t pages, size_t rows)
+      : meaning_(mode.slot),
+        flat_(mode.slot == SlotMeaning::kSlot && mode.order == CacheOrder::kBsnd),
+        index_(index),
+        batch_(batch),
+        tokens_(tokens),
+        pages_(pages),
+        rows_(rows) {}
 
   // Elements that the index must have.
   size_t Count() const { return batch_ * PerBatch(); }
@@ -64,8 +70,8 @@ class Slots {
     const int64_t slot = index_[place];
     if (slot < 0) return false;
     const size_t value = static_cast<size_t>(slot);
-    if (meaning_ == SlotMeaning::kRow) {
-      *page = batch;
+    if (meaning_ == SlotMeaning::kRow || flat_) {
+      *page = flat_ ? 0 : batch;
       *row = value;
     } else {
       *page = value / rows_;
@@ -78,6 +84,7 @@ class Slots {
   size_t PerBatch() const { return meaning_ == SlotMeaning::kBlock ? (tokens_ + rows_ - 1) / rows_ : tokens_; }
 
   SlotMeaning meaning_;
+  bool flat_;  // pages follow each other without a gap: no need to divide
   const int64_t* index_;
   size_t batch_, tokens_, pages_, rows_;
 };

@@ -40,8 +40,11 @@ enum QuantKind : int {
 struct RowKernels {
   // y = x, exactly.
   void (*load[kFloatKinds])(const void* x, size_t n, float* y);
-  // y = x / sqrt(mean(x*x) + epsilon) * gamma.
-  void (*rms_norm[kFloatKinds])(const void* x, const float* gamma, size_t n, float epsilon, float* y);
+  // sqrt(mean(x*x) + epsilon). Leaves x as fp32 in `kept`, unless it is fp32 already. Apart from Normalise because its
+  // result takes long to come: several rows hide each other's delay.
+  float (*rms[kFloatKinds])(const void* x, size_t n, float epsilon, float* kept);
+  // x / rms * gamma, rounded half to even. The target may be x itself.
+  void (*normalise[kFloatKinds])(const float* x, const float* gamma, float rms, size_t n, const RowTarget& target);
   // Interleaved in, halves out; cos and sin of the given kind, n even. y must not overlap x.
   void (*rope_interleaved[kFloatKinds])(const float* x, const void* cos, const void* sin, size_t n, float* y);
   // Rounds half to even.

@@ -40,18 +40,22 @@ KVFUSE_OP void Store(Half* y, F value) {
 KVFUSE_OP __m256i NarrowBfloat(__m256 value) {
   const __m256i bits = _mm256_castps_si256(value);
   const __m256i tie = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), tie);
-  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
-  const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
-  return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, is_nan), 16);
+  return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), tie), 16);
 }
 KVFUSE_OP void Store(Bfloat* y, F value) {
+  if (__builtin_expect(_mm256_movemask_ps(_mm256_cmp_ps(value.low, value.high, _CMP_UNORD_Q)) != 0, 0)) {
+    alignas(32) float lanes[16];  // a NaN somewhere: rounding would run over into inf
+    Store(lanes, value);
+    for (int i = 0; i < 16; ++i) y[i] = ToBfloat(lanes[i]);
+    return;
+  }
   const __m256i packed = _mm256_packus_epi32(NarrowBfloat(value.low), NarrowBfloat(value.high));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(y), _mm256_permute4x64_epi64(packed, 0xd8));
 }
 KVFUSE_OP F Add(F a, F b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
 KVFUSE_OP F Sub(F a, F b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
 KVFUSE_OP F Mul(F a, F b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
+KVFUSE_OP F Div(F a, F b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
 KVFUSE_OP F MulSub(F a, F b, F c) {
   return {_mm256_fmsub_ps(a.low, b.low, c.low), _mm256_fmsub_ps(a.high, b.high, c.high)};
 }

@@ -46,6 +46,9 @@ inline F Sub(const F& a, const F& b) {
 inline F Mul(const F& a, const F& b) {
   return Map<F>([&](int i) { return a.lane[i] * b.lane[i]; });
 }
+inline F Div(const F& a, const F& b) {
+  return Map<F>([&](int i) { return a.lane[i] / b.lane[i]; });
+}
 inline F MulSub(const F& a, const F& b, const F& c) {
   return Map<F>([&](int i) { return std::fma(a.lane[i], b.lane[i], -c.lane[i]); });
 }
