@@ -82,11 +82,14 @@ def _attribute(attr: Attr) -> OpSchema.Attribute:
     kind = getattr(OpSchema.AttrType, _ATTR_TYPES[attr.type])
     if attr.default is None:
         return OpSchema.Attribute(attr.name, kind, doc, required=True)
-    value = int(attr.default) if isinstance(attr.default, bool) else attr.default
-    proto = helper.make_attribute(
-        attr.name, value, attr_type=AttributeProto.AttributeType.Value(_ATTR_TYPES[attr.type])
-    )
-    return OpSchema.Attribute(attr.name, proto, doc)
+    return OpSchema.Attribute(attr.name, attr_proto(attr), doc)
+
+
+def attr_proto(attr: Attr, value: Any = None) -> AttributeProto:
+    """An attribute with a value, or else with its default, as ONNX spells it (Bool as an int)."""
+    value = attr.default if value is None else value
+    kind = AttributeProto.AttributeType.Value(_ATTR_TYPES[attr.type])
+    return helper.make_attribute(attr.name, int(value) if attr.type == "Bool" else value, attr_type=kind)
 
 
 class _Symbols:

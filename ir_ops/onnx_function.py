@@ -1,0 +1,103 @@
+"""Function bodies: an operator spelled in standard ONNX operators, as a local function of its own name.
+
+A model that carries them runs in any ONNX Runtime; where our library is registered its kernel takes precedence over
+the function. The body is recorded from the same ``compute`` that is the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from onnx import FunctionProto, NodeProto, helper
+
+from ir_ops.declaration import Operator, TensorSpec
+from ir_ops.dtypes import by_name
+from ir_ops.errors import BadInput
+from ir_ops.onnx_numeric import OnnxNumeric, Value
+from ir_ops.onnx_schema import attr_proto
+from ir_ops.ops import DOMAIN
+
+OPSETS = range(11, 25)
+"""Opsets of the ONNX domain that bodies are tested in."""
+
+
+def function_body(
+    op: Operator, inputs: Mapping[str, TensorSpec], attrs: Mapping[str, Any], *, opset: int, overload: str = ""
+) -> FunctionProto:
+    """The operator in standard operators for one configuration.
+
+    Sizes and float attributes are read when the function runs. Which inputs are given, the other attributes, ranks,
+    and below opset 15 the element types are part of the configuration.
+
+    Args:
+        op: the operator.
+        inputs: the given inputs; element types and ranks matter, sizes do not.
+        attrs: attributes of the node; missing ones take their default.
+        opset: version of the ONNX domain that the model imports.
+        overload: the function's overload name.
+
+    Raises:
+        BadInput: there is no body for this configuration (an element type without arithmetic in ONNX, an unknown
+            rank, an opset before 11).
+    """
+    reason = no_body_reason(op, inputs, attrs, opset)
+    if reason:
+        raise BadInput("no function body", where=op.name, found=reason)
+    recorder = OnnxNumeric(opset)
+    tensors = {
+        name: Value(recorder, name, spec.dtype, None if spec.shape is None else len(spec.shape))
+        for name, spec in inputs.items()
+    }
+    full: dict[str, Any] = dict(op.with_defaults(attrs))
+    for attr in op.attrs:
+        if attr.type == "Float" and opset >= 12:
+            full[attr.name] = recorder.attribute(attr.name)
+    results = op.compute(recorder, tensors, full)
+    made = FunctionProto(name=op.name, domain=DOMAIN, overload=overload, doc_string=f"{op.name} in standard operators")
+    made.input.extend(entry.name for entry in op.inputs)
+    made.output.extend(entry.onnx_name for entry in op.outputs)
+    made.attribute.extend(attr.name for attr in op.attrs if attr.default is None)
+    made.attribute_proto.extend(attr_proto(attr) for attr in op.attrs if attr.default is not None)
+    made.opset_import.append(helper.make_opsetid("", opset))
+    made.node.extend(_finished(recorder.nodes, {entry.onnx_name: results[entry.name] for entry in op.outputs}))
+    return made
+
+
+def no_body_reason(op: Operator, inputs: Mapping[str, TensorSpec], attrs: Mapping[str, Any], opset: int) -> str:
+    """Why a configuration has no function body, "" if it has one."""
+    if opset not in OPSETS:
+        return f"opset {opset}, bodies exist for {OPSETS[0]} to {OPSETS[-1]}"
+    unknown = [name for name, spec in inputs.items() if not spec.dtype or spec.shape is None]
+    if unknown:
+        return f"element type or rank of {unknown[0]} is not known"
+    errors = [found for found in op.check(inputs, attrs) if found.severity == "error"]
+    if errors:
+        return str(errors[0])
+    choice = {op.input(name).type: spec.dtype for name, spec in inputs.items()}
+    if not op.body_types(choice):
+        odd = [f"{name} {spec.dtype}" for name, spec in inputs.items() if by_name(spec.dtype).is_8bit_float]
+        return f"ONNX has no arithmetic on {', '.join(odd) or 'these element types'}"
+    return ""
+
+
+def _finished(nodes: list[NodeProto], outputs: Mapping[str, Value]) -> list[NodeProto]:
+    """The nodes that the outputs need, with the outputs under their formal names."""
+    made = {name for node in nodes for name in node.output}
+    renamed: dict[str, str] = {}
+    copies: list[NodeProto] = []
+    for formal, value in outputs.items():
+        if value.name in made and value.name not in renamed:
+            renamed[value.name] = formal
+        else:
+            copies.append(helper.make_node("Identity", [value.name], [formal]))
+    needed = {*renamed, *(name for node in copies for name in node.input)}
+    kept: list[NodeProto] = []
+    for node in reversed(nodes):
+        if needed.intersection(node.output):
+            needed.update(node.input)
+            kept.insert(0, node)
+    for node in (*kept, *copies):
+        for names in (node.input, node.output):
+            names[:] = [renamed.get(name, name) for name in names]
+    return [*kept, *copies]
