@@ -10,9 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-import onnx
 import onnx_ir as ir
 
 from fusion import feeds as feed_making
@@ -61,6 +59,7 @@ def verify(
         BadModel: a model cannot be loaded.
         BadInput: feeds do not fit, none could be made up, or the models have different inputs.
     """
+    ours, theirs = load(original).model, load(fused).model
     first = _open(original, kernels=False)
     second = _open(fused, kernels=kernel)
     _same_inputs(first, second)
@@ -69,15 +68,14 @@ def verify(
     if inputs is None:
         if expected is not None:
             raise BadInput("expected outputs without inputs", hint="give --inputs too")
-        model = load(original).model
         pairs: Iterator[tuple[Feed, dict[str, Array], dict[str, Array]]] = (
             (feed, result, {})
             for feed, result in feed_making.generate(
-                model,
+                ours,
                 lambda values: first.run(_cast(first, values)),
                 seed=seed,
                 cases=cases,
-                skip_slots=not _assumes_slots(fused),
+                skip_slots=not _assumes_slots(theirs),
             )
         )
     else:
@@ -196,15 +194,6 @@ def _how(first: Runner, second: Runner) -> str:
     return text
 
 
-def _assumes_slots(fused: ModelLike) -> bool:
+def _assumes_slots(fused: ir.Model) -> bool:
     """Whether some node of the fused model was fused under an assumption about its slots."""
-    if isinstance(fused, ir.Model):
-        return any("slots" in node.metadata_props.get(ASSUMPTIONS_KEY, "") for node in fused.graph.all_nodes())
-    proto: Any = fused
-    if not isinstance(fused, onnx.ModelProto):
-        proto = onnx.load_model(os.fspath(fused), load_external_data=False)
-    return any(
-        item.key == ASSUMPTIONS_KEY and "slots" in item.value
-        for node in proto.graph.node
-        for item in node.metadata_props
-    )
+    return any("slots" in node.metadata_props.get(ASSUMPTIONS_KEY, "") for node in fused.graph.all_nodes())

@@ -143,9 +143,11 @@ class GraphView:
             if node is None or not node.inputs or node.inputs[0] is None or node.domain not in ("", "ai.onnx"):
                 return value
             source = node.inputs[0]
-            if node.op_type == "Identity" or (node.op_type == "Concat" and len(node.inputs) == 1):
-                value = source
-            elif node.op_type == "Cast" and dtype_name(source) and dtype_name(source) == self._cast_target(node):
+            if (
+                node.op_type == "Identity"
+                or (node.op_type == "Concat" and len(node.inputs) == 1)
+                or (node.op_type == "Cast" and dtype_name(source) and dtype_name(source) == self._cast_target(node))
+            ):
                 value = source
             else:
                 return value

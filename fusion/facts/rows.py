@@ -60,6 +60,7 @@ class RowView:
     """The meaning of the written rows under one probe.
 
     Attributes:
+        position: ``[T, N, D]`` flat positions of the rows in the row's ``start``.
         x: what is moved, scaled, or rotated; for normalised rows the norm's result.
         rotation: the rotated columns, None for rows that are not rotated.
         scale, offset: quantisation parameters, None where there are none.
@@ -67,6 +68,7 @@ class RowView:
 
     view: WrittenView
     symbolic: Symbolic
+    position: Array
     x: Part
     rotation: Rotation | None = None
     scale: Scale | None = None
@@ -168,7 +170,7 @@ def _read(
     copy: RowView | None = None
     for budget in range(BUDGET + 1):
         try:
-            found = _meaning(view, written, symbolic, symbolic.read(start, budget).take(position), peeled)
+            found = _meaning(view, written, symbolic, symbolic.read(start, budget), position, peeled)
         except Unreadable:
             break
         if isinstance(found, Reason):
@@ -184,8 +186,9 @@ def _read(
 
 
 def _meaning(
-    view: GraphView, written: WrittenView, symbolic: Symbolic, sym: Sym, peeled: Peeled | None
+    view: GraphView, written: WrittenView, symbolic: Symbolic, whole: Sym, position: Array, peeled: Peeled | None
 ) -> RowView | Reason:
+    sym = whole.take(position)
     parameters = _parameters(symbolic, sym) if peeled is not None else (sym, None, None)
     if isinstance(parameters, Reason):
         return parameters
@@ -199,11 +202,11 @@ def _meaning(
         scale, offset = linear
     plain = _single(symbolic, main)
     if plain is not None:
-        return RowView(written, symbolic, plain, None, scale, offset)
+        return RowView(written, symbolic, position, plain, None, scale, offset)
     rotation = read_rotation(symbolic, main)
     if isinstance(rotation, NotARotation):
         return Reason(rotation.code, rotation.fact, rotation.found, rotation.wanted)
-    return RowView(written, symbolic, Part(rotation.source, rotation.position), rotation, scale, offset)
+    return RowView(written, symbolic, position, Part(rotation.source, rotation.position), rotation, scale, offset)
 
 
 def _parameters(symbolic: Symbolic, sym: Sym) -> tuple[Sym, Scale | None, Scale | None] | Reason:
@@ -292,3 +295,14 @@ def _linear_parameters(
     if number is None or offset is None:
         return Reason("quant-form", "QuantizeLinear scale", "a tensor of scales", "one constant scale", scale)
     return Scale(None, number, divides=True), Scale(None, float(offset)) if offset else None
+
+
+def positions_in(view: GraphView, row: Row, value: ir.Value) -> list[Array] | None:
+    """Per probe, where the rows before quantisation lie in ``value``; None when they are not all there."""
+    found: list[Array] = []
+    for entry in row.views:
+        read = _read(view, entry.view, row.start, entry.position, {id(value)}, row.peeled)
+        if isinstance(read, Reason) or read.x.value is not value or read.rotation is not None:
+            return None
+        found.append(read.x.position)
+    return found

@@ -1,0 +1,123 @@
+"""``fuse`` and ``explain``: the public face of the engine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
+
+from fusion.engine import Options, apply, count_ops, find, site_of
+from fusion.model_io import ModelLike, Weights, load, save
+from fusion.result import FusionResult
+from ir_ops.declaration import PRODUCTS
+from ir_ops.errors import BadUsage
+from ir_ops.ops import DOMAIN, OPS
+
+
+def fuse(
+    model: ModelLike,
+    out: str | os.PathLike[str] | None = None,
+    *,
+    product: str = "generic",
+    only: Sequence[str] = (),
+    strict_slots: bool = False,
+    functions: bool = True,
+    weights: Weights = "share",
+) -> FusionResult:
+    """Replaces spelled-out attention preambles by fused operators, each proven first.
+
+    Args:
+        model: a path, ``onnx.ModelProto`` or ``onnx_ir.Model``; it is not changed.
+        out: where to write the fused model; complete or not at all.
+        product: ``generic`` or an Ascend product whose documented limits fused nodes must respect.
+        only: operator names to fuse; all when empty.
+        strict_slots: refuse sites whose graph would write for a slot of -1 where the operator skips.
+        functions: carry the operators' bodies in standard ONNX operators, so that any runtime can run the model.
+        weights: where external weights go when ``out`` is in another folder.
+
+    Returns:
+        The fused model (an ``onnx_ir.Model`` for one, else a ``ModelProto``), sites, refusals, timings, operator counts.
+
+    Raises:
+        BadModel: the model cannot be read or is not valid.
+        BadUsage: an unknown product or operator name.
+    """
+    options = _options(product, only, strict_slots)
+    started = time.perf_counter()
+    loaded = load(model)
+    timings = {"load": time.perf_counter() - started}
+    before = count_ops(loaded.model)
+    _inline(loaded.model)
+    found = find(loaded.model, options)
+    started = time.perf_counter()
+    sites = apply(loaded.model, found)
+    if functions and sites:
+        _carry_functions(loaded.model)
+    timings |= found.timings
+    timings["rewrite"] = time.perf_counter() - started
+    if out is not None:
+        started = time.perf_counter()
+        save(loaded.model, out, folder=loaded.folder, weights=weights)
+        timings["save"] = time.perf_counter() - started
+    return FusionResult(
+        model=loaded.as_given(),
+        sites=sites,
+        refusals=found.refusals,
+        timings=timings,
+        ops_before=before,
+        ops_after=count_ops(loaded.model),
+    )
+
+
+def explain(
+    model: ModelLike, *, layer: int | None = None, op: str | None = None, product: str = "generic"
+) -> FusionResult:
+    """What :func:`fuse` would do and why it would leave the rest alone; the model is not changed.
+
+    Args:
+        layer: only places of this decoder layer.
+        op: only this operator.
+    """
+    options = _options(product, (op,) if op else (), False)
+    started = time.perf_counter()
+    loaded = load(model)
+    timings = {"load": time.perf_counter() - started}
+    before = count_ops(loaded.model)
+    _inline(loaded.model)
+    found = find(loaded.model, options)
+    sites = [site_of(candidate, proof, len(candidate.region)) for candidate, proof in found.proven]
+    return FusionResult(
+        model=loaded.as_given(),
+        sites=[site for site in sites if layer is None or site.layer == layer],
+        refusals=[refusal for refusal in found.refusals if layer is None or refusal.layer == layer],
+        timings={**timings, **found.timings},
+        ops_before=before,
+        ops_after=before,
+    )
+
+
+def _options(product: str, only: Sequence[str], strict_slots: bool) -> Options:
+    if product not in PRODUCTS:
+        raise BadUsage("unknown product", found=product, wanted=" | ".join(PRODUCTS))
+    for name in only:
+        if name not in OPS:
+            raise BadUsage("unknown operator", found=name, wanted=" | ".join(sorted(OPS)))
+    return Options(product, tuple(only), strict_slots)
+
+
+def _inline(model: ir.Model) -> None:
+    """Inlines local functions, all but the bodies that our own operators carry."""
+    own = {key: function for key, function in model.functions.items() if key[0] == DOMAIN}
+    if len(own) == len(model.functions):
+        return
+    for key in own:
+        del model.functions[key]
+    InlinePass()(model)
+    model.functions.update(own)
+
+
+def _carry_functions(model: ir.Model) -> None:
+    """Adds the bodies of the fused operators as local functions."""

@@ -1,0 +1,81 @@
+"""A place where a fused operator could stand: the new nodes, what they replace, and what that relies on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import onnx_ir as ir
+
+from fusion.emit import Emitter
+from fusion.facts.analysis import Facts
+from fusion.facts.graph import GraphView
+from fusion.facts.probe import Probe
+from fusion.result import Refusal
+
+
+class Refused(Exception):
+    """A rule's reason to leave a place alone; ``value`` is where."""
+
+    def __init__(
+        self, code: str, fact: str, found: str, wanted: str, suggestion: str = "", value: ir.Value | None = None
+    ) -> None:
+        super().__init__(f"{fact}: found {found}, wanted {wanted}")
+        self.code, self.fact, self.found, self.wanted = code, fact, found, wanted
+        self.suggestion, self.value = suggestion, value
+
+    def refusal(self, view: GraphView, rule: str, value: ir.Value, layer: int | None) -> Refusal:
+        """The record for the report, placed at ``value`` where nothing more exact is known."""
+        place = view.place(self.value if self.value is not None else value, layer)
+        return Refusal(self.code, place, layer, rule, self.fact, self.found, self.wanted, self.suggestion)
+
+
+@dataclass
+class Candidate:
+    """One fusion, built beside the graph and not yet part of it.
+
+    Attributes:
+        op: the operator.
+        node: the fused node.
+        emitter: all new nodes and constants, the fused node among them.
+        replaced: old value -> new value; readers of the old one move over.
+        region: nodes of the graph that the fused node stands for.
+        feeds: values at which the region begins; the proof feeds them.
+        probes: the trial sizes under which the facts were read.
+        place, layer: where, for messages.
+        assumptions, notes: for the report.
+        attrs: attributes of the fused node.
+    """
+
+    op: str
+    node: ir.Node
+    emitter: Emitter
+    replaced: list[tuple[ir.Value, ir.Value]]
+    region: list[ir.Node]
+    feeds: list[ir.Value]
+    probes: list[Probe]
+    place: str
+    layer: int | None
+    assumptions: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+
+EmitterFactory = Callable[[str], Emitter]
+"""Makes the emitter of a new site from the prefix of its names."""
+
+
+class Rule(Protocol):
+    """What a rule file provides as ``RULE``.
+
+    Attributes:
+        op: the operator it fuses.
+        size: larger operators are tried first.
+    """
+
+    op: str
+    size: int
+
+    def match(self, facts: Facts, new_emitter: EmitterFactory) -> tuple[list[Candidate], list[Refusal]]:
+        """All places of one graph, in graph order."""

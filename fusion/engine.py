@@ -1,0 +1,190 @@
+"""Finding, proving and putting in place the fusions of one graph."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from fusion.candidate import Candidate, Refused
+from fusion.emit import Emitter
+from fusion.facts.analysis import Facts, analyse
+from fusion.facts.types import clear_types, fill_types
+from fusion.proof import Disproved, Prover
+from fusion.result import Proof, Refusal, Site
+from fusion.rules import all_rules
+from ir_ops.ops import DOMAIN, DOMAIN_VERSION, OPS
+
+
+@dataclass
+class Options:
+    """How to fuse.
+
+    Attributes:
+        product: whose limits count.
+        only: operator names to consider; empty for all.
+        strict_slots: refuse sites that rely on slots not being negative.
+    """
+
+    product: str = "generic"
+    only: tuple[str, ...] = ()
+    strict_slots: bool = False
+
+
+@dataclass
+class Found:
+    """What was found in a graph: proven candidates with their proofs, and refusals.
+
+    ``typed`` are values that were given a type for the time of recognition.
+    """
+
+    proven: list[tuple[Candidate, Proof]] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    timings: dict[str, float] = field(default_factory=dict)
+    typed: list[ir.Value] = field(default_factory=list)
+
+
+def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Inputs, initializers and results of a graph and of its subgraphs."""
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph.all_nodes():
+        yield from node.outputs
+
+
+def find(model: ir.Model, options: Options) -> Found:
+    """Matches and proves all rules; the model is not changed."""
+    found = Found()
+    started = time.perf_counter()
+    found.typed = fill_types(model.graph)
+    facts = analyse(model.graph, model.opset_imports.get("", 0))
+    found.timings["facts"] = time.perf_counter() - started
+    taken = {value.name for value in all_values(model.graph) if value.name}
+    prover = Prover(facts.view)
+    started = time.perf_counter()
+    matched: list[Candidate] = []
+    for rule in all_rules():
+        if options.only and rule.op not in options.only:
+            continue
+        candidates, refusals = rule.match(facts, lambda prefix: Emitter(prefix, taken))
+        matched += candidates
+        found.refusals += refusals
+    found.timings["match"] = time.perf_counter() - started
+    started = time.perf_counter()
+    for candidate in matched:
+        _prove(facts, prover, candidate, options, found)
+    found.timings["prove"] = time.perf_counter() - started
+    return found
+
+
+def _prove(facts: Facts, prover: Prover, candidate: Candidate, options: Options, found: Found) -> None:
+    try:
+        if options.strict_slots and any(text.startswith("slots >= 0") for text in candidate.assumptions):
+            raise Refused(
+                "slots-negative", "the graph skips a slot of -1 as the operator does", "no guard for negative slots",
+                "a guard, or fusing without --strict-slots", "guard the write with Where, or promise slots >= 0",
+            )  # fmt: skip
+        proof, specs = prover.prove(candidate)
+        for violation in OPS[candidate.op].check(specs, candidate.attrs, options.product):
+            if violation.severity == "error" or violation.changes_result:
+                limit = (
+                    f"a limit of product {options.product}" if options.product != "generic" else "the operator contract"
+                )
+                raise Refused(violation.id, violation.text, violation.found, violation.wanted, limit)
+    except Refused as refused:
+        found.refusals.append(refused.refusal(facts.view, candidate.op, candidate.replaced[0][0], candidate.layer))
+        return
+    except Disproved as error:
+        found.refusals.append(
+            Refusal(
+                "proof-failed",
+                candidate.place,
+                candidate.layer,
+                candidate.op,
+                error.what,
+                error.found,
+                error.wanted,
+                "report this graph: facts and numbers disagree",
+            )  # fmt: skip
+        )
+        return
+    found.proven.append((candidate, proof))
+
+
+def site_of(candidate: Candidate, proof: Proof, removed: int) -> Site:
+    """The record of a fusion for the report."""
+    return Site(
+        op=candidate.op,
+        name=candidate.node.name or "",
+        place=candidate.place,
+        layer=candidate.layer,
+        inputs=tuple("" if item is None else item.name or "" for item in candidate.node.inputs),
+        outputs=tuple(item.name or "" for item in candidate.node.outputs),
+        attrs=dict(candidate.attrs),
+        assumptions=tuple(candidate.assumptions),
+        proof=proof,
+        removed=removed,
+        notes=tuple(candidate.notes),
+    )
+
+
+def apply(model: ir.Model, found: Found) -> list[Site]:
+    """Puts all proven candidates into the graph, in place, and removes what nobody reads any more."""
+    graph = model.graph
+    clear_types(found.typed)
+    for candidate, _ in found.proven:
+        _insert(graph, candidate)
+    removed = {id(candidate): len(candidate.region) for candidate, _ in found.proven}
+    if found.proven:
+        model.opset_imports.setdefault(DOMAIN, DOMAIN_VERSION)
+        RemoveUnusedNodesPass()(model)
+        alive = {id(node) for node in graph.all_nodes()}
+        for candidate, _ in found.proven:
+            removed[id(candidate)] = sum(id(node) not in alive for node in candidate.region)
+        graph.sort()
+    return [site_of(candidate, proof, removed[id(candidate)]) for candidate, proof in found.proven]
+
+
+def _insert(graph: ir.Graph, candidate: Candidate) -> None:
+    used = {id(item) for node in candidate.emitter.nodes for item in node.inputs if item is not None}
+    for constant in candidate.emitter.constants:
+        if id(constant) in used:
+            graph.register_initializer(constant)
+    graph.extend(candidate.emitter.nodes)
+    for old, new in candidate.replaced:
+        _replace(graph, old, new)
+
+
+def _replace(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
+    """Readers of ``old`` read ``new``; a graph output keeps its name, type and shape."""
+    if new.shape is None:
+        new.shape = old.shape
+    if new.type is None or old.is_graph_output():
+        new.type = old.type or new.type
+    own = {id(node) for node in _ancestors(new)}
+    for use in tuple(old.uses()):
+        if id(use.node) not in own:
+            use.node.replace_input_with(use.idx, new)
+    places = [place for place, output in enumerate(graph.outputs) if output is old]
+    if places:
+        name, old.name = old.name, f"{old.name}/unfused"
+        new.name = name
+        for place in places:
+            graph.outputs[place] = new
+
+
+def _ancestors(value: ir.Value) -> Iterable[ir.Node]:
+    node = value.producer()
+    return [] if node is None else [node]
+
+
+def count_ops(model: ir.Model) -> Counter[str]:
+    """Operator -> number of nodes, subgraphs included; operators of other domains with their domain."""
+    counted: Counter[str] = Counter()
+    for node in model.graph.all_nodes():
+        counted[node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"] += 1
+    return counted

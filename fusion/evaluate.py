@@ -1,0 +1,132 @@
+"""Running a piece of a graph in numpy, in float64 or in its own types, from given values upwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from fusion.facts.graph import GraphView, dtype_name
+from fusion.facts.probe import Probe
+from fusion.facts.semantics import Unsupported, lookup
+from ir_ops.dtypes import Array, by_name, by_onnx
+from ir_ops.numeric import NumpyNumeric
+from ir_ops.ops import DOMAIN, OPS
+
+
+class WideNumeric(NumpyNumeric):
+    """The numpy backend with float64 in place of every float type but the 8-bit ones.
+
+    Args:
+        names: id of an input array -> the type it stands for; layouts depend on it.
+    """
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self._names = names
+
+    def dtype(self, x: Array) -> str:
+        return self._names.get(id(x)) or super().dtype(x)
+
+    def cast(self, x: Array, dtype: str) -> Array:
+        target = by_name(dtype)
+        if target.is_float and not target.is_8bit_float:
+            return x.astype(np.float64)
+        return super().cast(x, dtype)
+
+    def zeros(self, dims: Sequence[int], dtype: str) -> Array:
+        return np.zeros(tuple(dims), np.float64)
+
+
+class Evaluation:
+    """Evaluates values from feeds.
+
+    Args:
+        view: the graph; new nodes need not be in it.
+        probe: freezes integers that depend on shapes only, so that nothing outside the piece is needed.
+        feeds: id of a value -> its array.
+        wide: float64 instead of the graph's float types.
+    """
+
+    def __init__(self, view: GraphView, probe: Probe, feeds: Mapping[int, Array], wide: bool) -> None:
+        self.view, self.probe, self.wide = view, probe, wide
+        self._memo: dict[int, Array] = dict(feeds)
+
+    def value(self, value: ir.Value) -> Array:
+        """The array of a value.
+
+        Raises:
+            Unsupported: an operator that numpy is not taught, or a graph input without a feed.
+        """
+        stack = [value]
+        while stack:
+            top = stack[-1]
+            if id(top) in self._memo:
+                stack.pop()
+                continue
+            leaf = self._leaf(top)
+            if leaf is not None:
+                self._memo[id(top)] = leaf
+                stack.pop()
+                continue
+            node = top.producer()
+            if node is None:
+                raise Unsupported(f"no feed for {top.name}")
+            missing = [item for item in node.inputs if item is not None and id(item) not in self._memo]
+            if missing:
+                stack.extend(missing)
+                continue
+            stack.pop()
+            with np.errstate(all="ignore"):
+                results = self._run(node)
+            for output, result in zip(node.outputs, results, strict=False):
+                self._memo[id(output)] = np.asarray(result)
+        return self._memo[id(value)]
+
+    def _leaf(self, value: ir.Value) -> Array | None:
+        tensor = self.view.tensor(value) if value.const_value is None else value.const_value
+        if tensor is not None:
+            return self._typed(np.asarray(tensor.numpy()))
+        node = value.producer()
+        if node is None or node.graph is None or id(value) in self.probe.overrides:
+            return None
+        known = self.probe.known(value)
+        if known.array is not None and not known.taint:
+            return self._typed(known.array)
+        return None
+
+    def _typed(self, array: Array) -> Array:
+        if self.wide and array.dtype.kind in "fV" and array.dtype.itemsize > 1:
+            return array.astype(np.float64)
+        return array
+
+    def _run(self, node: ir.Node) -> Sequence[Array]:
+        operands = [None if item is None else self._memo[id(item)] for item in node.inputs]
+        if node.domain == DOMAIN:
+            return self._fused(node, operands)
+        definition = lookup(node.domain, node.op_type)
+        if definition is None:
+            raise Unsupported(f"{node.op_type} is not understood")
+        return definition.run({**self.view.attrs(node), "@wide": self.wide}, operands)
+
+    def _fused(self, node: ir.Node, operands: list[Array | None]) -> Sequence[Array]:
+        operator = OPS[node.op_type]
+        inputs = {entry.name: item for entry, item in zip(operator.inputs, operands, strict=False) if item is not None}
+        attrs: dict[str, Any] = {name: item for name, item in self.view.attrs(node).items() if not name.startswith("@")}
+        if self.wide:
+            names = {id(array): dtype_name(value) for array, value in zip(operands, node.inputs, strict=True)}
+            results = operator.compute(WideNumeric(names), inputs, operator.with_defaults(attrs))
+        else:
+            results = operator.reference(inputs, attrs)
+        return [results[output.name] for output in operator.outputs]
+
+
+def typed(array: Array, value: ir.Value, wide: bool) -> Array:
+    """``array`` in the type a value has, or in float64 for floats when ``wide``."""
+    if value.dtype is None:
+        return array
+    target = by_onnx(int(value.dtype))
+    if wide and target.is_float and not target.is_8bit_float:
+        return array.astype(np.float64)
+    return array.astype(target.np)

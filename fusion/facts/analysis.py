@@ -1,0 +1,40 @@
+"""All facts of a graph that the rules join."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fusion.facts.cache_write import CacheWrite, NotAWrite, find_writes
+from fusion.facts.graph import GraphView
+from fusion.facts.norm import NormFact, find_norms
+from fusion.facts.rows import Reason, Row, read_row
+
+
+@dataclass
+class Facts:
+    """Norms, cache writes, and what the written rows are.
+
+    Attributes:
+        norms: id of a normalised value -> its norm.
+        rows: the rows of each write in the order of ``writes``; a Reason where they have no known meaning.
+        others: outputs that carry a cache on without an in-place write.
+    """
+
+    view: GraphView
+    norms: dict[int, NormFact]
+    writes: list[CacheWrite]
+    rows: list[Row | Reason]
+    others: list[NotAWrite]
+
+    def layer(self, write: CacheWrite | NotAWrite) -> int | None:
+        return self.view.layer_of(write.cache, write.out)
+
+
+def analyse(graph: ir.Graph, opset: int) -> Facts:
+    """Reads all facts of a graph whose functions are inlined."""
+    view = GraphView(graph, opset)
+    norms = {id(norm.y): norm for norm in find_norms(view)}
+    writes, others = find_writes(view)
+    return Facts(view, norms, writes, [read_row(view, write, norms) for write in writes], others)

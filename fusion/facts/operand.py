@@ -1,0 +1,126 @@
+"""Where the elements of rows lie in a source: rows by token or by head, and which columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from fusion.facts.rows import Part
+from ir_ops.dtypes import Array
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns of a source's rows.
+
+    Attributes:
+        value: the source.
+        by_head: rows are ``[batch, head, token]``; otherwise ``[batch, token]`` with the heads side by side.
+        shape: the source's shape under one probe, as ``by_head`` reads it: the last axis holds the columns.
+        columns: ``[N, C]`` column numbers, the same for every token.
+    """
+
+    value: ir.Value
+    by_head: bool
+    shape: tuple[int, ...]
+    columns: Array
+
+    @property
+    def width(self) -> int:
+        return self.shape[-1]
+
+    def same_as(self, other: Columns) -> bool:
+        """Whether two probes read the same columns of the same source."""
+        return (
+            self.value is other.value
+            and self.by_head == other.by_head
+            and self.width == other.width
+            and len(self.shape) == len(other.shape)
+            and np.array_equal(self.columns, other.columns)
+        )
+
+
+def columns_of(part: Part, batch: int, tokens: int) -> Columns | None:
+    """Reads ``part.position[T, N, C]`` as columns of rows in token order; None when rows are out of order."""
+    count, heads, _ = part.position.shape
+    shape = part.source.shape
+    if not shape:
+        return None
+    for shape_read in _side_by_side(shape, heads):
+        width = shape_read[-1]
+        row, column = part.position // width, part.position % width
+        if (column != column[:1]).any():
+            continue
+        token = np.arange(count)
+        if np.prod(shape_read[:-1]) == count and (row == token[:, None, None]).all():
+            return Columns(part.value, False, shape_read, column[0])
+        head = np.arange(heads)
+        by_head = ((token // tokens)[:, None] * heads + head[None, :]) * tokens + (token % tokens)[:, None]
+        if (
+            np.prod(shape_read[:-1]) == count * heads
+            and batch * tokens == count
+            and len(shape_read) == 4
+            and heads > 1
+            and (row == by_head[:, :, None]).all()
+            and (column == column[:, :1]).all()
+        ):
+            return Columns(part.value, True, shape_read, column[0])
+    return None
+
+
+def _side_by_side(shape: tuple[int, ...], heads: int) -> list[tuple[int, ...]]:
+    """The shape, and the one with the heads axis joined to the columns: ``[.., N, W]`` as ``[.., N*W]``."""
+    readings = [shape]
+    if len(shape) >= 2 and shape[-2] == heads and heads > 1:
+        readings.append((*shape[:-2], shape[-2] * shape[-1]))
+    return readings
+
+
+@dataclass(frozen=True)
+class Table:
+    """cos or sin of each token.
+
+    Attributes:
+        value: the source.
+        width: its last dim.
+        columns: ``[R]`` column of each output column.
+        per_batch, per_token: whether rows depend on the batch and on the token's number in it.
+    """
+
+    value: ir.Value
+    width: int
+    columns: Array
+    per_batch: bool
+    per_token: bool
+
+    def same_as(self, other: Table) -> bool:
+        return (
+            self.value is other.value
+            and self.width == other.width
+            and (self.per_batch, self.per_token) == (other.per_batch, other.per_token)
+            and np.array_equal(self.columns, other.columns)
+        )
+
+
+def table_of(part: Part, batch: int, tokens: int) -> Table | None:
+    """Reads positions ``[T, N, R]`` of cos or sin; None when rows are out of order or differ by head."""
+    position, shape = part.position, part.source.shape
+    if not shape or (position != position[:, :1]).any():
+        return None
+    width = shape[-1]
+    row, column = position[:, 0] // width, position[:, 0] % width
+    if (column != column[:1]).any() or (row != row[:, :1]).any():
+        return None
+    rows, count = row[:, 0], int(np.prod(shape[:-1]))
+    token = np.arange(len(rows))
+    for per_batch, per_token, expected, size in (
+        (True, True, token, len(rows)),
+        (False, True, token % tokens, tokens),
+        (True, False, token // tokens, batch),
+        (False, False, token * 0, 1),
+    ):
+        if size == count and (rows == expected).all():
+            return Table(part.value, width, column[0], per_batch, per_token)
+    return None

@@ -1,0 +1,184 @@
+"""The numeric proof of a site: its subgraph beside its replacement, in float64 and in the site's own types.
+
+float64 leaves rounding out: both sides compute the same function or they do not, and the bound is far below any real
+difference. The graph's own types show what rounding does; there the bound is a few steps of the type. int8 results may
+differ by one step where a value lies within rounding distance of a tie.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from fusion.candidate import Candidate
+from fusion.evaluate import Evaluation, typed
+from fusion.facts.graph import GraphView, dtype_name
+from fusion.facts.probe import Probe
+from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
+from fusion.result import Proof
+from ir_ops.declaration import TensorSpec
+from ir_ops.dtypes import Array
+from ir_ops.errors import KvfuseError
+from ir_ops.ops import OPS
+
+WIDE_BOUND = 1e-9
+OWN_BOUND = {"float32": 2e-5, "float16": 1.2e-2, "bfloat16": 9e-2, "float64": 2e-5}
+"""Largest difference accepted in the site's own type, relative to the size of the output's values."""
+TIE_SHARE = 0.02
+
+
+class Disproved(KvfuseError):
+    """The replacement does not compute what the subgraph computes."""
+
+
+class Prover:
+    """Proves candidates; sites of one structure share a proof."""
+
+    def __init__(self, view: GraphView) -> None:
+        self.view = view
+        self._done: dict[str, tuple[Proof, str, dict[str, TensorSpec]]] = {}
+        self._shapes: list[list[tuple[int, ...] | None]] = []
+
+    def prove(self, candidate: Candidate) -> tuple[Proof, dict[str, TensorSpec]]:
+        """The proof of a candidate, and what the fused node's inputs look like: dims that vary are None.
+
+        Raises:
+            Disproved: a difference beyond the bound, or a subgraph that cannot be evaluated.
+        """
+        key = structure(self.view, candidate)
+        if key in self._done:
+            proof, site, specs = self._done[key]
+            return Proof(proof.cases, proof.max_error, proof.bound, proof.dtype, site, proof.text), specs
+        self._shapes = []
+        proof = self._run(candidate)
+        specs = self._specs(candidate)
+        self._done[key] = (proof, candidate.node.name or candidate.place, specs)
+        return proof, specs
+
+    def _specs(self, candidate: Candidate) -> dict[str, TensorSpec]:
+        """Input specs of the fused node from the evaluated trial sizes."""
+        specs: dict[str, TensorSpec] = {}
+        for place, (entry, operand) in enumerate(zip(OPS[candidate.op].inputs, candidate.node.inputs, strict=False)):
+            shapes = [shape for case in self._shapes if (shape := case[place]) is not None]
+            if operand is not None and shapes:
+                dims = tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True))
+                specs[entry.name] = TensorSpec(dtype_name(operand) or dtype_name(candidate.node.inputs[0]), dims)
+        return specs
+
+    def _run(self, candidate: Candidate) -> Proof:
+        worst, own_worst, cases = 0.0, 0.0, 0
+        own = dtype_name(candidate.node.inputs[0])
+        try:
+            for probe, feeds in _cases(candidate):
+                worst = max(worst, self._compare(candidate, probe, feeds, wide=True))
+                own_worst = max(own_worst, self._compare(candidate, probe, feeds, wide=False))
+                cases += 1
+        except (Unsupported, OutOfRange, Conflict) as error:
+            raise Disproved("the match cannot be evaluated", where=candidate.place, found=str(error)) from None
+        text = f"in {own} at most {own_worst:.2g} of the largest value apart"
+        return Proof(cases, worst, WIDE_BOUND, "float64", None, text)
+
+    def _compare(self, candidate: Candidate, probe: Probe, feeds: dict[int, Array], wide: bool) -> float:
+        given = {id(value): typed(feeds[id(value)], value, wide) for value in candidate.feeds}
+        old = Evaluation(self.view, probe, given, wide)
+        new = Evaluation(self.view, probe, given, wide)
+        worst = 0.0
+        for before, after in candidate.replaced:
+            left, right = old.value(before), new.value(after)
+            if left.shape != right.shape:
+                raise Disproved(
+                    "the replacement has another shape",
+                    where=f"{candidate.place}, {before.name}",
+                    found=str(list(right.shape)),
+                    wanted=str(list(left.shape)),
+                )
+            worst = max(worst, _difference(candidate, before, left, right, wide))
+        self._shapes.append([None if item is None else new.value(item).shape for item in candidate.node.inputs])
+        return worst
+
+
+def _difference(candidate: Candidate, value: ir.Value, left: Array, right: Array, wide: bool) -> float:
+    """The largest difference relative to the output's magnitude; raises Disproved beyond the bound."""
+    name = dtype_name(value)
+    if left.dtype.kind in "iub":
+        steps = np.abs(left.astype(np.int64) - right.astype(np.int64))
+        limit, share = (0, 0.0) if name not in ("int8", "uint8") else (1, 1e-4 if wide else TIE_SHARE)
+        if steps.max(initial=0) > limit or (steps > 0).mean() > max(share, 1.5 / steps.size if limit else 0):
+            raise Disproved(
+                "the replacement computes other integers",
+                where=f"{candidate.place}, {value.name}",
+                found=f"{int(steps.max())} steps, {100 * (steps > 0).mean():.3g} % of the elements",
+                wanted=f"at most {limit}",
+            )
+        return 0.0
+    a, b = left.astype(np.float64), right.astype(np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    size = np.abs(np.where(np.isfinite(a), a, 0)).max(initial=0.0)
+    gap = np.where(same, 0.0, np.abs(a - b))
+    worst = float(np.nan_to_num(gap, nan=np.inf).max(initial=0.0)) / (size or 1.0)
+    bound = WIDE_BOUND if wide else OWN_BOUND.get(name, OWN_BOUND["float32"])
+    if worst > bound:
+        raise Disproved(
+            "the replacement computes something else",
+            where=f"{candidate.place}, {value.name}",
+            found=f"{worst:.3g} of the largest value apart",
+            wanted=f"at most {bound:g} in {'float64' if wide else name}",
+        )
+    return worst
+
+
+def _cases(candidate: Candidate) -> Iterator[tuple[Probe, dict[int, Array]]]:
+    """Feeds: every trial size with random values, then edge values and corner slots at the first."""
+    for number, probe in enumerate(candidate.probes):
+        for style in ("random", "edge") if number == 0 else ("random",):
+            rng = np.random.default_rng([number, len(style)])
+            yield probe, {id(value): _feed(value, probe, rng, style) for value in candidate.feeds}
+
+
+def _feed(value: ir.Value, probe: Probe, rng: np.random.Generator, style: str) -> Array:
+    """Data for one source: integers as the probe has them, random floats, with zeros and large rows for ``edge``."""
+    known = probe.known(value)
+    if known.array is not None and known.array.dtype.kind in "iub":
+        return known.array
+    shape = known.shape
+    if shape is None:
+        raise Unsupported(f"the shape of {value.name} is not known")
+    if dtype_name(value) in ("int8", "uint8"):
+        return rng.integers(-100, 100, shape).astype(np.int8)
+    data = rng.standard_normal(shape)
+    if style == "edge" and data.ndim > 1 and data.size:
+        flat = data.reshape(-1, data.shape[-1])
+        flat[0] = 0.0
+        flat[-1] *= 30.0
+        flat[:, 0] *= -1.0
+    return data + np.sign(data) * 0.1
+
+
+def structure(view: GraphView, candidate: Candidate) -> str:
+    """A text that two sites share when one is the other with other names and other weights."""
+    numbers: dict[int, int] = {}
+    digest = hashlib.sha256()
+
+    def number(value: ir.Value | None) -> str:
+        if value is None:
+            return "-"
+        if id(value) in numbers:
+            return str(numbers[id(value)])
+        numbers[id(value)] = len(numbers)
+        new = value.const_value if id(value) in built else None
+        constant = None if id(value) in feeds else new.numpy() if new is not None else view.structural(value)
+        shapes = [probe.shape(value) for probe in candidate.probes] if id(value) in feeds else []
+        content = "" if constant is None else f"{constant.dtype}{constant.shape}{constant.tobytes()!r}"
+        return f"{numbers[id(value)]}:{dtype_name(value)}{shapes}{content}"
+
+    feeds = {id(value) for value in candidate.feeds}
+    built = {id(value) for value in candidate.emitter.constants}
+    for node in (*sorted(candidate.region, key=view.order), *candidate.emitter.nodes):
+        attrs = sorted((name, str(item)) for name, item in view.attrs(node).items())
+        operands = [number(item) for item in node.inputs]
+        digest.update(repr((node.domain, node.op_type, attrs, operands, [number(v) for v in node.outputs])).encode())
+    digest.update(repr([(number(old), number(new)) for old, new in candidate.replaced]).encode())
+    return digest.hexdigest()

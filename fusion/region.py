@@ -1,0 +1,100 @@
+"""The nodes a fusion stands for, and whether anything else looks into them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from fusion.candidate import Refused
+from fusion.facts.graph import GraphView, dtype_name, uses
+from fusion.facts.semantics import lookup
+
+
+def closure(outputs: Iterable[ir.Value], stops: set[int]) -> list[ir.Node]:
+    """Nodes that compute ``outputs`` from the values whose ids are in ``stops``; a Shape is not followed further."""
+    found: dict[int, ir.Node] = {}
+    pending = [value for value in outputs if id(value) not in stops]
+    while pending:
+        node = pending.pop().producer()
+        if node is None or id(node) in found:
+            continue
+        found[id(node)] = node
+        if node.op_type in ("Shape", "Size"):
+            continue
+        pending.extend(item for item in node.inputs if item is not None and id(item) not in stops)
+    return list(found.values())
+
+
+def is_data(value: ir.Value) -> bool:
+    """A float or 8-bit value; integers of 32 and 64 bits are structure."""
+    name = dtype_name(value)
+    return name in ("int8", "uint8") or "float" in name or not name
+
+
+def moved_from(node: ir.Node, origins: dict[int, int]) -> int | None:
+    """The origin whose elements alone a node moves on; None when it computes, or mixes with other values."""
+    definition = lookup(node.domain, node.op_type)
+    if definition is None or node.domain not in ("", "ai.onnx"):
+        return None
+    if node.op_type == "Cast":
+        moved = [item for item in node.inputs[:1] if item is not None]
+        if "float" not in dtype_name(node.outputs[0]):
+            return None
+    elif definition.moves is None:
+        return None
+    else:
+        places = range(len(node.inputs)) if definition.moves == (-1,) else definition.moves
+        moved = [item for place in places if place < len(node.inputs) and (item := node.inputs[place]) is not None]
+    found = {origins.get(id(item)) for item in moved}
+    if not moved or None in found:
+        return None
+    # views of several sources together still compute nothing; of a delivered value they have to be its own
+    return found.pop() if len(found) == 1 else None
+
+
+SOURCE = -1
+"""The origin of views of the region's sources."""
+
+
+def delivered_outside(
+    view: GraphView, region: list[ir.Node], sources: set[int], delivered: list[ir.Value], replaced: set[int]
+) -> set[int]:
+    """Ids of the delivered values that are read outside the region, themselves or through a view.
+
+    Raises:
+        Refused: a value inside the region that is not delivered is read outside it or is a graph output.
+    """
+    inside = {id(node) for node in region}
+    origins = {key: SOURCE for key in sources} | {id(value): number for number, value in enumerate(delivered)}
+    needed: set[int] = set()
+    for node in sorted(region, key=view.order):
+        origin = moved_from(node, origins)
+        for value in node.outputs:
+            if origin is not None:
+                origins.setdefault(id(value), origin)
+            own = origins.get(id(value))
+            if own == SOURCE or id(value) in replaced or not is_data(value):
+                continue
+            reader = _outside_reader(view, value, inside)
+            if reader and own is None:
+                raise Refused(
+                    "inner-value-read",
+                    "values inside the match are not read outside it",
+                    f"{value.name} is {reader}",
+                    "only values that the operator delivers",
+                    "compute the value a second time for that reader",
+                    value,
+                )
+            if reader and own is not None:
+                needed.add(id(delivered[own]))
+    return needed
+
+
+def _outside_reader(view: GraphView, value: ir.Value, inside: set[int]) -> str:
+    if id(value) in view.outputs:
+        return "a graph output"
+    for reader, _ in uses(value):
+        if id(reader) not in inside and reader.op_type not in ("Shape", "Size"):
+            return f"read by {reader.op_type} {reader.name or reader.outputs[0].name}"
+    return ""

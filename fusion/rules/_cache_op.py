@@ -1,0 +1,258 @@
+"""What operators that write caches need from the graph: caches as declared, slot numbers, cos and sin, delivered rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from fusion.candidate import Refused
+from fusion.emit import Emitter
+from fusion.facts.cache_write import CacheWrite, WrittenView
+from fusion.facts.graph import GraphView, dims_of, dtype_name, uses
+from fusion.facts.operand import Columns, Table, columns_of, table_of
+from fusion.facts.rows import Part, Row
+from fusion.facts.semantics import lookup
+from ir_ops.dtypes import Array, by_name
+
+Dims = list[int]
+
+
+def static_dims(value: ir.Value, dims: tuple[int, ...] | None = None) -> tuple[int | None, ...]:
+    """Declared dims, None where they are symbolic."""
+    declared = dims_of(value) or ()
+    return tuple(dim if isinstance(dim, int) else None for dim in declared)
+
+
+def declared_cache_dims(write: CacheWrite, heads: int) -> Dims | None:
+    """The four dims in which the operator declares the cache, -1 for the one dynamic; None when it is declared so.
+
+    Raises:
+        Refused: more than one dim that is not static would have to change.
+    """
+    dims, geometry = static_dims(write.cache), write.probes[0].geometry
+    if geometry.order == "BNSD":
+        axes = (0, 1, 2, 3) if len(dims) == 4 else None
+        wanted: list[int | None] = [dims[0], heads, dims[1], dims[2]] if axes is None else list(dims)
+    elif geometry.order == "BSND":
+        if len(dims) == 4:
+            return None
+        wanted = [1, dims[0], dims[1], dims[2]] if geometry.pages == 1 and geometry.heads == dims[1] else [
+            dims[0], dims[1], heads, dims[2]]  # fmt: skip
+    elif len(dims) == 4 and geometry.rows == write.probes[0].probe.shape(write.cache)[1]:  # type: ignore[index]
+        return None
+    else:
+        rows = dims[3] if len(dims) == 5 else dims[2]
+        wanted = [dims[0], rows, heads, geometry.heads * geometry.columns // heads]
+    if list(dims) == wanted:
+        return None
+    numbers = [-1 if dim is None else dim for dim in wanted]
+    if numbers.count(-1) > 1:
+        raise Refused(
+            "cache-shape", "the cache can be declared in four dims", str(list(dims)), "at most one dynamic dim"
+        )
+    return numbers
+
+
+def original_dims(value: ir.Value) -> Dims:
+    """Reshape target that gives a cache its own shape back."""
+    numbers = [-1 if dim is None else dim for dim in static_dims(value)]
+    if numbers.count(-1) > 1:
+        raise Refused(
+            "cache-shape", "the cache shape can be restored", str(numbers), "at most one dynamic dim", "", value
+        )
+    return numbers
+
+
+def row_index(emit: Emitter, write: CacheWrite, batch_dim: int | ir.Value, tokens_of: tuple[ir.Value, int]) -> ir.Value:
+    """index ``[B, S]`` for caches with a row per token of the batch.
+
+    Args:
+        batch_dim: B, a number or a one-element vector.
+        tokens_of: a value and the axis of it that has S tokens.
+    """
+    slots = write.slots
+    value = emit.cast(slots.value, "int64", "slots")
+    rank = len(write.probes[0].probe.shape(slots.value) or ())
+    if slots.start:
+        tokens = emit.reshape(emit.dim(*tokens_of, part="tokens"), emit.ints([], "scalar"), "tokens_scalar")
+        zero, one = (emit.constant(np.array(number, np.int64), part) for number, part in ((0, "zero"), (1, "one")))
+        run = emit.node("Range", [zero, tokens, one], "run", dtype=ir.DataType.INT64)
+        value = emit.node("Add", [emit.reshape(value, [-1, 1], "starts"), run], "slots_run")
+    elif rank != 2 and not slots.shared:
+        value = emit.reshape(value, emit.shape_vector([batch_dim, -1], "slots_shape"), "slots_by_batch")
+    if slots.shared:
+        if rank > 1:
+            value = emit.reshape(value, [1, -1], "slots_row")
+        value = emit.node("Expand", [value, emit.shape_vector([batch_dim, 1], "slots_shape")], "slots_by_batch")
+    return value
+
+
+def flat_index(emit: Emitter, write: CacheWrite) -> ir.Value:
+    """index as a vector of slots or page starts."""
+    value = emit.cast(write.slots.value, "int64", "slots")
+    rank = len(write.probes[0].probe.shape(write.slots.value) or ())
+    return value if rank == 1 else emit.reshape(value, [-1], "slots_flat")
+
+
+def agreed_columns(parts: list[tuple[Part, WrittenView]], what: str) -> Columns:
+    """Columns that every probe reads alike."""
+    read = [columns_of(part, view.batch, view.tokens) for part, view in parts]
+    first = read[0]
+    if first is None or any(other is None or not first.same_as(other) for other in read[1:]):
+        raise Refused(
+            "row-order",
+            f"{what} are rows of one value in token and head order",
+            f"rows of {parts[0][0].value.name} in another order",
+            "token t of the value goes to slot t",
+            "",
+            parts[0][0].value,
+        )
+    return first
+
+
+def agreed_table(parts: list[tuple[Part, int, int]], name: str) -> Table:
+    """cos or sin that every probe reads alike."""
+    read = [table_of(*entry) for entry in parts]
+    first = read[0]
+    if first is None or any(other is None or not first.same_as(other) for other in read[1:]):
+        raise Refused(
+            "rope-tables",
+            f"{name} has one row for each token, or one for each position",
+            f"rows of {parts[0][0].value.name} in another order",
+            "token order",
+            "",
+            parts[0][0].value,
+        )
+    return first
+
+
+def facing_types(view: GraphView, source: ir.Value, region: set[int]) -> set[str]:
+    """Element types in which a source's elements meet arithmetic inside the region."""
+    found: set[str] = set()
+    pending, seen = [source], {id(source)}
+    while pending:
+        value = pending.pop()
+        for node, _ in uses(value):
+            if id(node) not in region or node.op_type in ("Shape", "Size"):
+                continue
+            definition = lookup(node.domain, node.op_type)
+            moves = definition is not None and (definition.moves is not None or node.op_type == "Cast")
+            if not moves:
+                found.add(dtype_name(value))
+                continue
+            for output in node.outputs:
+                if id(output) not in seen:
+                    seen.add(id(output))
+                    pending.append(output)
+    return found or {dtype_name(source)}
+
+
+def in_type(emit: Emitter, view: GraphView, value: ir.Value, kind: str, region: set[int], what: str) -> ir.Value:
+    """An activation in the operator's type, converted only where the graph itself rounds so, or without loss."""
+    own = dtype_name(value)
+    if own == kind:
+        return value
+    facing = facing_types(view, value, region)
+    if facing == {kind} or widens(own, kind):
+        return emit.cast(value, kind, what)
+    raise Refused(
+        "mixed-types",
+        f"{what} has the element type of the operator",
+        f"{own} used as {' and '.join(sorted(facing))}",
+        kind,
+        f"cast {what} to {kind} before the rotation",
+        value,
+    )
+
+
+def widens(narrow: str, wide: str) -> bool:
+    """Whether every number of one float type is a number of the other."""
+    return (wide == "float32" and narrow in ("float16", "bfloat16")) or (wide == "float64" and "float" in narrow)
+
+
+def constant_in_type(emit: Emitter, view: GraphView, value: ir.Value, kind: str, what: str) -> ir.Value:
+    """A parameter in the operator's type; one of a wider type only when its numbers fit without loss."""
+    own = dtype_name(value)
+    if own == kind:
+        return value
+    if widens(own, kind):
+        return emit.cast(value, kind, what)
+    content = view.constant(value)
+    if content is not None:
+        narrowed = content.astype(by_name(kind).np)
+        if np.array_equal(narrowed.astype(np.float64), content.astype(np.float64)):
+            emit.copied.add(id(value))
+            return emit.constant(narrowed, what)
+    raise Refused(
+        "mixed-types",
+        f"{what} has the element type of the operator",
+        f"{own} with numbers that {kind} cannot hold" if content is not None else own,
+        kind,
+        f"store {what} as {kind}",
+        value,
+    )
+
+
+@dataclass
+class Delivered:
+    """A value of the graph that holds the rows before quantisation, and where.
+
+    Attributes:
+        position: per probe ``[T, N, D]`` flat positions in the value.
+    """
+
+    value: ir.Value
+    position: list[Array]
+
+
+def delivered_rows(view: GraphView, row: Row, kind: str) -> ir.Value | None:
+    """The earliest value of the operator's type that holds all elements of the rows, before scale and rounding."""
+    if row.norm is not None and not row.rotated:
+        return row.norm.y if dtype_name(row.norm.y) in (kind, "") else None
+    probe, count = row.write.probes[0].probe, row.write.probes[0].source.size
+    value, best = row.start, None
+    parameters = {id(scale.part.value) for scale in (row.views[0].scale, row.views[0].offset) if scale and scale.part}
+    while True:
+        shape = probe.shape(value)
+        if shape is None or int(np.prod(shape)) != count:
+            return best
+        if dtype_name(value) == kind:
+            best = value
+        node = value.producer()
+        if node is None or value is row.x:
+            return best
+        inner = _carried(view, node, parameters)
+        if inner is None:
+            return best
+        if node.op_type in ("Mul", "Div", "Add", "Sub"):
+            best = None
+        value = inner
+
+
+def _carried(view: GraphView, node: ir.Node, parameters: set[int]) -> ir.Value | None:
+    """The operand whose elements a node only moves, or scales by a quantisation parameter."""
+    definition = lookup(node.domain, node.op_type)
+    if definition is not None and definition.moves is not None and (definition.moves != (-1,) or len(node.inputs) == 1):
+        return node.inputs[0]
+    if node.op_type == "Cast":
+        return node.inputs[0]
+    if node.op_type in ("Mul", "Div", "Add", "Sub"):
+        for data, other in ((0, 1), (1, 0)):
+            side = node.inputs[other]
+            if side is not None and (_comes_from(view, side, parameters) or view.scalar(side) is not None):
+                return node.inputs[data]
+    return None
+
+
+def _comes_from(view: GraphView, value: ir.Value, parameters: set[int]) -> bool:
+    while id(value) not in parameters:
+        node = value.producer()
+        if node is None or node.op_type not in ("Cast", "Reshape", "Unsqueeze", "Squeeze", "Identity", "Expand"):
+            return False
+        first = node.inputs[0]
+        if first is None:
+            return False
+        value = first
+    return True

@@ -1,0 +1,266 @@
+"""KvRmsNormRopeCache: two caches written at the same slots, one with rotated rows, one with normalised or plain rows.
+
+V1: k_cache gets rotated columns, ckv_cache gets normalised columns. V2: k_cache gets a normalised row of which the
+first columns are rotated, ckv_cache gets plain rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from fusion.candidate import Candidate, EmitterFactory, Refused
+from fusion.facts.analysis import Facts
+from fusion.facts.cache_write import CacheWrite, NotAWrite, other_readers
+from fusion.facts.graph import GraphView
+from fusion.facts.norm import NormFact
+from fusion.facts.rows import Part, Reason, Row
+from fusion.facts.symbolic import Symbolic
+from fusion.result import Refusal
+from fusion.rules._kv_site import Inputs, build
+from ir_ops.ops import OPS
+
+OP = "KvRmsNormRopeCache"
+MODES = {
+    ("BNSD", "row"): "Norm",
+    ("BSND", "slot"): "PA",
+    ("NZ", "slot"): "PA_NZ",
+    ("BSND", "block"): "PA_BLK_BNSD",
+    ("NZ", "block"): "PA_BLK_NZ",
+}
+
+
+class KvRmsNormRopeCacheRule:
+    """See the module's text."""
+
+    op = OP
+    size = 20
+
+    def match(self, facts: Facts, new_emitter: EmitterFactory) -> tuple[list[Candidate], list[Refusal]]:
+        candidates: list[Candidate] = []
+        refusals = [_not_in_place(facts, other) for other in facts.others]
+        keys = [row for row in facts.rows if isinstance(row, Row) and row.rotated]
+        values = [row for row in facts.rows if isinstance(row, Row) and not row.rotated]
+        free = {id(row): row for row in values}
+        for key in keys:
+            layer = facts.layer(key.write)
+            try:
+                partner = _partner(facts, key, list(free.values()))
+                del free[id(partner)]
+                candidates.append(build(facts, new_emitter, _inputs(facts, key, partner), OPS[OP]))
+            except Refused as refused:
+                refusals.append(refused.refusal(facts.view, OP, key.write.out, layer))
+        refusals += [_unread(facts, write, row) for write, row in zip(facts.writes, facts.rows, strict=True)
+                     if isinstance(row, Reason)]  # fmt: skip
+        refusals += [_alone(facts, row, bool(keys)) for row in free.values()]
+        return candidates, refusals
+
+
+RULE = KvRmsNormRopeCacheRule()
+
+
+def _not_in_place(facts: Facts, other: NotAWrite) -> Refusal:
+    layer = facts.layer(other)
+    suggestion = {
+        "cache-grows": "export with a static cache, or convert the cache first",
+        "cache-unwritten": "the export dropped the write; write with index_put or index_copy",
+    }.get(other.reason, "write rows by slot number")
+    place = facts.view.place(other.out, layer)
+    return Refusal(
+        other.reason, place, layer, OP, f"{other.out.name} is {other.cache.name} with rows written in place",
+        other.detail, "rows written at slot numbers", suggestion,
+    )  # fmt: skip
+
+
+def _unread(facts: Facts, write: CacheWrite, reason: Reason) -> Refusal:
+    layer = facts.layer(write)
+    place = facts.view.place(reason.value if reason.value is not None else write.out, layer)
+    fact = f"rows written to {write.cache.name} (slots {write.slots.value.name}): {reason.fact}"
+    return Refusal(reason.code, place, layer, OP, fact, reason.found, reason.wanted, "")
+
+
+def _alone(facts: Facts, row: Row, any_key: bool) -> Refusal:
+    layer = facts.layer(row.write)
+    kind = "normalised" if row.norm is not None else "plain"
+    wanted = "a cache with rotated rows at the same slots"
+    found = f"{kind} rows and no partner" + ("" if any_key else "; no rotated rows in the graph")
+    place = facts.view.place(row.write.out, layer)
+    return Refusal("kv-no-partner", place, layer, OP, f"rows written to {row.write.cache.name}", found, wanted, "")
+
+
+def _partner(facts: Facts, key: Row, values: list[Row]) -> Row:
+    """The write that goes with a rotated one: same slots and layout, the nearest relation first.
+
+    Any pairing at equal slots computes the right thing; the order only keeps a layer together.
+    """
+    view, write = facts.view, key.write
+    kind = "plain" if key.norm is not None else "normalised"
+    fitting = [row for row in values if (row.norm is None) == (key.norm is not None)]
+    if not fitting:
+        raise Refused(
+            "kv-no-partner", f"rotated rows in {write.cache.name} have a partner cache",
+            f"no cache with {kind} rows", f"a cache with {kind} rows at the same slots", "", write.out,
+        )  # fmt: skip
+    same = [row for row in fitting if _same_slots(view, write, row.write)]
+    if not same:
+        other = min(fitting, key=lambda row: _distance(facts, key, row)).write
+        raise Refused(
+            "kv-slots-differ",
+            "both caches are written at the same slots in the same layout",
+            f"{write.cache.name} at {_slots_text(write)}, {other.cache.name} at {_slots_text(other)}",
+            "one slot value and one layout",
+            "write both caches with one slot mapping",
+            other.out,
+        )
+    return min(same, key=lambda row: _distance(facts, key, row))
+
+
+def _slots_text(write: CacheWrite) -> str:
+    return f"{write.slots.value.name} ({write.slots.form}, {write.order})"
+
+
+def _same_slots(view: GraphView, a: CacheWrite, b: CacheWrite) -> bool:
+    alike = (a.slots.form, a.slots.shared, a.slots.start) == (b.slots.form, b.slots.shared, b.slots.start)
+    return alike and a.order == b.order and view.number(a.slots.value) == view.number(b.slots.value)
+
+
+def _distance(facts: Facts, key: Row, row: Row) -> tuple[bool, bool, bool, int]:
+    """Nearer relations first: same source, sibling projections, same layer, neighbouring outputs."""
+    view = facts.view
+    mine, its = _origin(key), _origin(row)
+    outputs = [id(value) for value in view.graph.outputs]
+    apart = abs(outputs.index(id(key.write.out)) - outputs.index(id(row.write.out)))
+    siblings = _projection_input(mine) is not None and _projection_input(mine) is _projection_input(its)
+    return mine is not its, not siblings, facts.layer(key.write) != facts.layer(row.write), apart
+
+
+def _origin(row: Row) -> ir.Value:
+    return row.norm.x if row.norm is not None else row.x
+
+
+def _projection_input(value: ir.Value) -> ir.Value | None:
+    """What a value was projected from, looked up through movement and bias."""
+    for _ in range(12):
+        node = value.producer()
+        if node is None:
+            return None
+        if node.op_type in ("MatMul", "Gemm"):
+            return node.inputs[0]
+        first = node.inputs[0] if node.inputs else None
+        if first is None or node.op_type not in (
+            "Reshape",
+            "Transpose",
+            "Split",
+            "Slice",
+            "Add",
+            "Cast",
+            "Unsqueeze",
+            "Squeeze",
+        ):
+            return None
+        value = first
+    return None
+
+
+def _inputs(facts: Facts, key: Row, value: Row) -> Inputs:
+    """Everything the operator needs, as facts; raises Refused with the first fact that does not fit."""
+    view = facts.view
+    mode = MODES.get((key.write.order, key.write.slots.form))
+    if mode is None:
+        raise Refused(
+            "kv-layout", "the cache layout is one of the operator's", _slots_text(key.write),
+            "a row per token of the batch in [B, N, S, D], or paged", "", key.write.out,
+        )  # fmt: skip
+    for write in (key.write, value.write):
+        _refuse_aliases(write)
+    separate = key.norm is not None
+    norm = key.norm if separate else value.norm
+    assert norm is not None
+    key_rows = _through_norm(view, key, norm) if separate else [row.x for row in key.views]
+    value_rows = [row.x for row in value.views] if separate else _through_norm(view, value, norm)
+    rotation = key.views[0].rotation
+    assert rotation is not None
+    if rotation.start != 0:
+        raise Refused(
+            "rope-columns", "the rotated columns come first in the key row",
+            f"columns {rotation.start} to {rotation.start + rotation.width - 1}", "columns from 0", "", key.start,
+        )  # fmt: skip
+    if not separate and rotation.width != key.views[0].x.position.shape[2]:
+        raise Refused(
+            "rope-columns", "the whole row of k_cache is rotated",
+            f"{rotation.width} of {key.views[0].x.position.shape[2]} columns", "all columns", "", key.start,
+        )  # fmt: skip
+    gamma_columns = _gamma_columns(key if separate else value, norm)
+    return Inputs(
+        mode=mode, key=key, value=value, norm=norm, separate=separate, key_parts=key_rows, value_parts=value_rows,
+        gamma_columns=gamma_columns,
+    )  # fmt: skip
+
+
+def _refuse_aliases(write: CacheWrite) -> None:
+    readers = other_readers(write)
+    if readers:
+        node = readers[0]
+        raise Refused(
+            "alias-second-reader",
+            f"the old content of {write.cache.name} has no other reader",
+            f"read by {node.op_type} {node.name or node.outputs[0].name}",
+            "only the write",
+            "read the updated cache instead",
+            write.cache,
+        )
+    if write.cache.is_graph_output():
+        raise Refused(
+            "alias-second-reader", f"the old content of {write.cache.name} has no other reader",
+            "it is a graph output", "only the write", "drop the output", write.cache,
+        )  # fmt: skip
+
+
+def _through_norm(view: GraphView, row: Row, norm: NormFact) -> list[Part]:
+    """The elements of the norm's input that the rows come from, per probe."""
+    parts: list[Part] = []
+    for entry in row.views:
+        shape = entry.view.probe.shape(norm.x)
+        if shape != entry.x.source.shape:
+            raise Refused(
+                "norm-shape", "a norm keeps the shape of its input", f"{entry.x.source.shape} from {shape}",
+                "equal shapes", "", norm.y,
+            )  # fmt: skip
+        symbolic = Symbolic(view, entry.view.probe, set())
+        sym = symbolic.read(norm.x, 0).take(entry.x.position)
+        source = symbolic.source_of(int(sym.atom.reshape(-1)[0])) if sym.atom.size else None
+        if source is None or sym.atom.shape[:2] != (1, 1) or (sym.coef != 1).any():
+            raise Refused("norm-input", "the norm's input is rows of one value", "a mixture", "one value", "", norm.x)
+        position = sym.atom[0, 0] - source.base
+        if position.min() < 0 or position.max() >= np.prod(source.shape):
+            raise Refused("norm-input", "the norm's input is rows of one value", "several", "one value", "", norm.x)
+        parts.append(Part(source, position))
+        width = shape[-1]
+        if norm.count is not None and norm.count != width:
+            raise Refused("norm-count", "the mean divides by the width", f"{norm.count:g}", str(width), "", norm.y)
+    return parts
+
+
+def _gamma_columns(row: Row, norm: NormFact) -> Any:
+    """``[D]``: which gamma element belongs to each column of the operator's row; the norm must span the row."""
+    found = []
+    for entry in row.views:
+        width = entry.x.source.shape[-1]
+        columns = entry.x.position % width
+        if (columns != columns[:1, :1]).any() or sorted(columns[0, 0].tolist()) != list(range(width)):
+            raise Refused(
+                "norm-width", "the norm spans exactly the written row", f"a norm over {width} columns, rows of "
+                f"{columns.shape[2]}", "all columns of the norm in one row", "", norm.y,
+            )  # fmt: skip
+        line = entry.x.position // width
+        if (line != line[:, :, :1]).any():
+            raise Refused("norm-width", "the norm spans exactly the written row", "columns of several rows",
+                          "one row of the norm", "", norm.y)  # fmt: skip
+        found.append(columns[0, 0])
+    if any(not np.array_equal(found[0], other) for other in found[1:]):
+        raise Refused(
+            "norm-width", "the norm spans the written row", "other columns by size", "fixed columns", "", norm.y
+        )
+    return found[0]
