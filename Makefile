@@ -8,7 +8,8 @@ JOBS   ?= 2
 
 CXX_SOURCES = $(shell find custom_ort -name '*.cc' -o -name '*.h' -o -name '*.hpp' -o -name CMakeLists.txt -o -name '*.cmake')
 CXX_STYLE   = $(filter %.cc %.h %.hpp,$(CXX_SOURCES))
-MYPY_PATHS  = ir_ops fusion custom_ort models benchmarks
+# An editable install knows the packages that existed when it was made: a new one needs another.
+PACKAGES    = $(shell find ir_ops fusion custom_ort models benchmarks -name __init__.py)
 
 .PHONY: demo test lint format bench docs install clean
 .DEFAULT_GOAL := demo
@@ -41,7 +42,7 @@ $(VENV)/.tools: pyproject.toml
 	$(BIN)/python -m pip install -q --disable-pip-version-check --upgrade pip scikit-build-core cmake ninja
 	touch $@
 
-$(VENV)/.installed: $(VENV)/.tools $(CXX_SOURCES)
+$(VENV)/.installed: $(VENV)/.tools $(CXX_SOURCES) $(PACKAGES)
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation --editable '.[dev]'
 	touch $@
 

@@ -36,6 +36,7 @@ def fusion_html(result: FusionResult, title: str) -> str:
         *_sites(result),
         "<h2>Left alone</h2>",
         *_refusals(result),
+        *(f"<p>Note: {_text(note)}</p>" for note in result.notes),
         "<h2>Time</h2>",
         _table(["step", "seconds"], [[step, f"{seconds:.3f}"] for step, seconds in result.timings.items()], {1}),
     ]

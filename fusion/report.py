@@ -83,7 +83,9 @@ def ranges(numbers: Iterable[int]) -> str:
 
 def fusion_text(result: FusionResult, style: Style = PLAIN) -> str:
     """The whole report: operators before and after, the sites, the places left alone."""
-    return "\n".join([*_op_lines(result, style), *_site_lines(result, style), *_refusal_lines(result, style)])
+    notes = [f"note: {note}" for note in result.notes]
+    lines = [*_op_lines(result, style), *_site_lines(result, style), *_refusal_lines(result, style)]
+    return "\n".join([*lines, *([""] if notes else []), *notes])
 
 
 def op_rows(result: FusionResult) -> tuple[list[tuple[str, int, int]], int]:
@@ -98,7 +100,7 @@ def _op_lines(result: FusionResult, style: Style) -> list[str]:
     changed, same = op_rows(result)
     total = (result.ops_before.total(), result.ops_after.total())
     if not changed:
-        return [style.bold(f"{total[0]} nodes, none changed"), ""]
+        return [style.bold(f"{total[0]} nodes" + (", unchanged" if result.sites else "")), ""]
     cells = [["operator", "before", "after", ""]]
     cells += [[name, str(before), str(after), f"{after - before:+d}"] for name, before, after in changed]
     if same:

@@ -158,6 +158,7 @@ class FusionResult:
         timings: seconds per step, in the order the steps ran.
         ops_before: operator -> number of nodes in the model given, subgraphs included.
         ops_after: the same of the model given back; custom operators as ``ai.ascend::Name``.
+        notes: what else a user should know about the model or the file written, one sentence each.
     """
 
     model: Any
@@ -166,6 +167,7 @@ class FusionResult:
     timings: Mapping[str, float] = field(default_factory=dict)
     ops_before: Counter[str] = field(default_factory=Counter)
     ops_after: Counter[str] = field(default_factory=Counter)
+    notes: tuple[str, ...] = ()
 
     def count(self, op: str) -> int:
         """How many sites of operator ``op`` were fused."""
@@ -180,6 +182,7 @@ class FusionResult:
             "timings": {step: round(seconds, 6) for step, seconds in self.timings.items()},
             "ops_before": dict(sorted(self.ops_before.items())),
             "ops_after": dict(sorted(self.ops_after.items())),
+            "notes": list(self.notes),
         }
 
 

@@ -77,7 +77,7 @@ def test_the_whole_report() -> None:
 def test_nothing_to_say() -> None:
     text = fusion_text(FusionResult(None, ops_before=Counter(Add=1), ops_after=Counter(Add=1)))
     assert text.splitlines() == [
-        "1 nodes, none changed", "", "fused: nothing", "", "left alone: nothing that looked like a fused operator",
+        "1 nodes", "", "fused: nothing", "", "left alone: nothing that looked like a fused operator",
     ]  # fmt: skip
 
 

@@ -37,7 +37,7 @@ def test_fusion_result() -> None:
         None, [SITE], [REFUSAL], {"match": 0.1234567891}, Counter({"Mul": 3, "Add": 2}), Counter({"Add": 2})
     )
     said = json.loads(json.dumps(result.to_json(), allow_nan=False))
-    assert list(said) == ["kind", "format", "sites", "refusals", "timings", "ops_before", "ops_after"]
+    assert list(said) == ["kind", "format", "sites", "refusals", "timings", "ops_before", "ops_after", "notes"]
     assert (said["kind"], said["format"]) == ("fusion", 1)
     assert said["timings"] == {"match": 0.123457}
     assert list(said["ops_before"].items()) == [("Add", 2), ("Mul", 3)]

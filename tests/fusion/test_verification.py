@@ -108,11 +108,19 @@ def test_different_inputs_are_an_error() -> None:
         verify(DEMO, edited(rename_input))
 
 
-def test_a_model_the_runtime_refuses(tmp_path: Path) -> None:
+def test_a_file_that_is_no_model(tmp_path: Path) -> None:
     path = tmp_path / "bad.onnx"
     path.write_bytes(b"nonsense")
-    with pytest.raises(BadModel, match="ONNX Runtime does not load the model"):
+    with pytest.raises(BadModel, match="bad.onnx: not an ONNX model"):
         verify(DEMO, path)
+
+
+def test_a_model_the_runtime_refuses() -> None:
+    def mix_types(graph: onnx.GraphProto) -> None:
+        next(node for node in graph.node if node.name == "node__to_copy_9").attribute[0].i = TensorProto.DOUBLE
+
+    with pytest.raises(BadModel, match="the model: ONNX Runtime does not load the model; found .*node__to_copy_9"):
+        verify(DEMO, edited(mix_types))
 
 
 def case(number: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:

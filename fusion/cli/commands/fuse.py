@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
+from pathlib import Path
 
 HELP = "fuse IN.onnx and write OUT.onnx; prints what was fused and what was not, and why"
 
@@ -35,32 +37,35 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fuses, checks the expectations, then writes."""
+    """Fuses and writes; with ``--expect`` only if the expectations are met."""
     from fusion import cli, fuse, model_io, report
     from fusion.cli import console
 
-    if args.report is not None:
-        console.report_kind(args.report)
     console.check_paths(output=args.output, report=args.report)
     console.check_paths(input=args.input, report=args.report)
     model_io.check_target(args.output)
-    loaded = model_io.load(args.input)
+    if args.report is not None:
+        console.report_kind(args.report)
+        model_io.check_target(args.report)
     result = fuse(
-        loaded.model,
+        args.input,
+        None if args.expect else args.output,
         product=args.product,
         only=args.only,
         strict_slots=args.strict_slots,
         functions=not args.no_functions,
+        weights=args.weights,
     )
-    print(report.fusion_text(result, console.style()))
+    missed = console.unmet(result, args.expect)
+    if args.expect and not missed:
+        folder = Path(args.input).parent
+        saved = model_io.save(result.model, args.output, folder=folder, weights=args.weights)
+        result = dataclasses.replace(result, notes=(*result.notes, *saved.notes))
     if args.report is not None:
         console.write_report(result, args.report, args.input)
-    missed = console.unmet(result, args.expect)
+    print(report.fusion_text(result, console.style()))
     if missed:
-        print(f"kvfuse fuse: {args.output} not written: {'; '.join(missed)}", file=sys.stderr)
+        print(f"kvfuse fuse: {'; '.join(missed)}; {args.output} is not written", file=sys.stderr)
         return cli.UNMET
-    saved = model_io.save(result.model, args.output, weights=args.weights)
-    print(f"\nwritten: {saved.path}" + (f" with weights in {saved.data}" if saved.data else ""))
-    for note in (*loaded.notes, *saved.notes):
-        print(f"note: {note}")
+    print(f"\nwritten: {args.output}")
     return cli.DONE
