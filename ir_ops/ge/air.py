@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +44,28 @@ def sidecar_path(path: str | os.PathLike[str]) -> Path:
     return Path(path).with_suffix(SIDECAR_SUFFIX)
 
 
-def write(model: Model, path: str | os.PathLike[str]) -> Path:
+def write(
+    model: Model,
+    path: str | os.PathLike[str],
+    *,
+    source_names: Mapping[str, str] | None = None,
+    data: bytes | None = None,
+) -> Path:
     """Writes ``path`` and its sidecar, each complete or not at all; returns the path.
+
+    Args:
+        source_names: graph input -> its name in the model it was made from, recorded where it differs.
+        data: the model's bytes, when they are made already.
 
     Raises:
         ExportError: the model is too large for one file.
         KvfuseError: the folder cannot be written to.
     """
-    data = serialise(model)
+    content = serialise(model) if data is None else data
     with replacing(path) as part:
-        part.write_bytes(data)
+        part.write_bytes(content)
     with replacing(sidecar_path(path)) as part:
-        part.write_text(json.dumps(io_record(model), indent=1) + "\n", encoding="utf-8")
+        part.write_text(json.dumps(io_record(model, source_names), indent=1) + "\n", encoding="utf-8")
     return Path(path)
 
 
@@ -113,11 +124,11 @@ def cache_pairs(model: Model) -> dict[str, str]:
     return {name: names.get(edge, "") for name, edge in written.items()}
 
 
-def io_record(model: Model) -> dict[str, Any]:
+def io_record(model: Model, source_names: Mapping[str, str] | None = None) -> dict[str, Any]:
     """What the sidecar holds: inputs and outputs with index, name, dtype, shape, and the cache pairing.
 
     An input updated in place has ``"in_place": true`` and, when the graph also returns it, ``"output"``: the name of
-    the output that is the same buffer.
+    the output that is the same buffer. ``"source_name"`` is the name in the original model where it had to change.
     """
     pairs = cache_pairs(model)
     inputs: list[dict[str, Any]] = []
@@ -125,6 +136,9 @@ def io_record(model: Model) -> dict[str, Any]:
         dtype = entry.type.dtype.name if entry.type.dtype else ""
         shape = None if entry.type.shape is None else list(entry.type.shape)
         row: dict[str, Any] = {"index": entry.index, "name": entry.name, "dtype": dtype, "shape": shape}
+        source_name = (source_names or {}).get(entry.name, entry.name)
+        if source_name != entry.name:
+            row["source_name"] = source_name
         if entry.is_ref:
             row["in_place"] = True
             if pairs.get(entry.name):

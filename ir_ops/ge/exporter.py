@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -101,13 +102,14 @@ def export(
     clock.lap("convert")
     after = Counter(node.type for graph in made.graphs for node in graph.nodes)
     weight_file = plan.write()
-    findings = validate(made)
+    data = air.serialise(made)
+    findings = validate(data, folder=made.folder)
     clock.lap("validate")
     _refuse(findings, name, weight_file)
     result = ExportResult(made, findings, engine.notes, before, after, plan.inline_bytes, plan.external_bytes)
     result.weight_file = weight_file
     if target is not None:
-        _write(result, target, text)
+        _write(result, target, text, engine.source_names, data)
     clock.lap("write")
     result.timings = clock.laps
     return result
@@ -132,8 +134,8 @@ def _refuse(findings: list[Finding], name: str, weight_file: Path | None) -> Non
         raise ExportError("the exported graph does not validate", where=name, found="; ".join(map(str, bad[:3])) + more)
 
 
-def _write(result: ExportResult, target: Path, text: bool) -> None:
-    result.path = air.write(result.model, target)
+def _write(result: ExportResult, target: Path, text: bool, source_names: Mapping[str, str], data: bytes) -> None:
+    result.path = air.write(result.model, target, source_names=source_names, data=data)
     result.sidecar = air.sidecar_path(target)
     if text:
         result.text = target.with_suffix(".txt")

@@ -40,7 +40,7 @@ def operator_method(prototype: Prototype) -> Callable[..., Any]:
         for key, value in given.items():
             if key in inputs:
                 raise BadUsage("an input is given twice", where=name or prototype.name, found=key)
-            (attrs if key in attr_names else inputs)[key] = value
+            (attrs if key in attr_names or key.startswith("_") else inputs)[key] = value
         out = self.add(prototype.name, inputs, attrs, name=name, types=types)
         return out[0] if single else out
 
@@ -54,8 +54,8 @@ def operator_method(prototype: Prototype) -> Callable[..., Any]:
 class _Signature(inspect.Signature):
     """A signature for help() and editors; required inputs may follow optional ones in GE's order."""
 
-    def __init__(self, parameters: Sequence[inspect.Parameter]) -> None:
-        super().__init__(parameters, __validate_parameters__=False)
+    def __init__(self, parameters: Sequence[inspect.Parameter] | None = None, **kwargs: Any) -> None:
+        super().__init__(parameters, **{**kwargs, "__validate_parameters__": False})
 
 
 def _input_parameter(name: str, required: bool) -> inspect.Parameter:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ir_ops.dtypes import by_name, by_onnx
-from ir_ops.ge.convert.call import FLOATS, NodeCall
+from ir_ops.dtypes import by_onnx
+from ir_ops.ge.convert.call import NodeCall
 from ir_ops.ge.convert.registry import Result, Unsupported, converts
 from ir_ops.ge.tensor import Tensor
 
@@ -170,6 +170,3 @@ def is_inf(n: NodeCall) -> Result:
 @converts("Identity", dtypes="any", ge="-", note="leaves no node")
 def identity(n: NodeCall) -> Result:
     return n.x(0)
-
-
-__all__ = ["FLOATS", "by_name"]

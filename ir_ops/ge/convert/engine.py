@@ -42,6 +42,7 @@ class Engine:
     Attributes:
         shapes: dims of the graph inputs.
         cache: "ref" updates caches in place where the model allows it, "copy" never.
+        source_names: graph input -> its ONNX name.
     """
 
     model: ir.Model
@@ -52,6 +53,7 @@ class Engine:
     builder: GraphBuilder
     notes: list[str] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    source_names: dict[str, str] = field(default_factory=dict)
     _values: dict[ir.Value, Operand | None] = field(default_factory=dict)
 
     def run(self) -> Model:
@@ -86,6 +88,7 @@ class Engine:
                 raise ExportError("a graph input has no element type GE knows", where=name, found=str(value.dtype))
             add = self.builder.ref_data if value in refs else self.builder.data
             tensor = add(name, dtype, self.shapes[name])
+            self.source_names[tensor.edge.node] = name
             self._values[value] = Operand(name, tensor.type, made=tensor)
 
     def _add_initializer(self, value: ir.Value) -> None:

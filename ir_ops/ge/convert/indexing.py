@@ -64,7 +64,7 @@ def _dims(n: NodeCall, count: int) -> Any:
 
 def _shifted(n: NodeCall, indices: Tensor, dims: Any) -> Tensor:
     """``indices + dims`` where negative, unchanged elsewhere."""
-    dims = dims if isinstance(dims, Tensor) else n.builder.const(np.asarray(dims))
+    dims = dims if isinstance(dims, Tensor) else n.builder.const(np.asarray(dims), name=f"{n.name}/dims")
     zero = n.scalar(0, indices.dtype)
     negative = n.emit("Less", {"x1": indices, "x2": zero}, part="is_negative")
     moved = n.emit("Add", {"x1": indices, "x2": n.cast(dims, indices.dtype, "dims_cast")}, part="from_end")

@@ -9,7 +9,6 @@ import numpy as np
 
 from ir_ops.ge.convert.call import NodeCall
 from ir_ops.ge.convert.registry import Result, Unsupported, converts
-from ir_ops.ge.infer.call import merge_dim
 from ir_ops.ge.tensor import Tensor
 
 _INT64_MAX = 2**63 - 1
@@ -38,28 +37,29 @@ def size(n: NodeCall) -> Result:
 
 @converts("Reshape", dtypes="any", ge="Reshape", note='zeros ("keep this dim") are resolved at export')
 def reshape(n: NodeCall) -> Result:
-    return n.emit("Reshape", {"x": n.x(0), "shape": _reshape_target(n)})
-
-
-def _reshape_target(n: NodeCall) -> Any:
-    known = n.known(1)
-    zeros = (
-        [] if known is None or n.attr("allowzero", 0) else [i for i, dim in enumerate(known.reshape(-1)) if dim == 0]
-    )
-    values = n.arg(1).constant()
-    if not zeros:
-        return n.x(1) if values is None else np.asarray(values, np.int64)
+    known, values = n.known(1), n.arg(1).constant()
+    zeros = [] if known is None or n.attr("allowzero", 0) else [i for i, dim in enumerate(known.flat) if dim == 0]
     if any(i >= n.rank(0) for i in zeros):
         raise Unsupported("Reshape keeps a dim the input does not have", "a valid shape")
-    if values is not None:
-        target = [n.shape(0)[i] if i in zeros else int(dim) for i, dim in enumerate(values.reshape(-1))]
-        if target.count(-1) <= 1:
-            return n.vector(target)
-    # a kept dim that is not known: take it from the input's shape at run time
+    if values is None:
+        return n.emit("Reshape", {"x": n.x(0), "shape": _kept(n, zeros) if zeros else n.x(1)})
+    x = n.x(0)
+    if not zeros:
+        return n.emit("Reshape", {"x": x, "shape": np.asarray(values, np.int64)})
+    return n.reshape(x, [(x, i) if i in zeros else int(dim) for i, dim in enumerate(values.flat)])
+
+
+def _kept(n: NodeCall, zeros: list[int]) -> Tensor:
+    """A computed target whose zeros are replaced by the input's dims at run time."""
+    length = n.shape(1)[0]
+    if length > n.rank(0):
+        raise Unsupported(
+            "a computed target with zeros that is longer than the input's shape", "no zeros in the target"
+        )
     source = n.emit("Shape", {"x": n.x(0)}, {"dtype": 9}, part="input_shape")
-    parts = {"begin": n.vector([0]), "end": n.vector([n.shape(1)[0]]), "axes": n.vector([0]), "strides": n.vector([1])}
+    parts = {"begin": n.vector([0]), "end": n.vector([length]), "axes": n.vector([0]), "strides": n.vector([1])}
     kept = n.emit("StridedSliceV2", {"x": source, **parts}, part="kept_dims")
-    mask = np.isin(np.arange(n.shape(1)[0]), zeros)
+    mask = np.isin(np.arange(length), zeros)
     return n.emit("SelectV2", {"condition": mask, "then": kept, "else": n.x(1)}, part="target")
 
 
@@ -211,11 +211,3 @@ def constant_of_shape(n: NodeCall) -> Result:
 @converts("Range", dtypes="int64, int32, float32", ge="Range", note="scalars of rank 0")
 def range_(n: NodeCall) -> Result:
     return n.emit("Range", {"start": n.x(0), "limit": n.x(1), "delta": n.x(2)})
-
-
-def broadcast_rank(a: Tensor, b: Tensor) -> int:
-    """Rank of a broadcast."""
-    return max(len(a.shape or ()), len(b.shape or ()))
-
-
-__all__ = ["merge_dim"]

@@ -29,6 +29,7 @@ _UNARY: dict[str, Callable[[Array], Any]] = {
     "Abs": np.abs, "Ceil": np.ceil, "Cos": np.cos, "Erf": erf, "Floor": np.floor, "Neg": np.negative,
     "Reciprocal": np.reciprocal, "Relu": lambda x: np.maximum(x, 0), "Rint": np.rint, "Round": np.rint,
     "Rsqrt": lambda x: 1 / np.sqrt(x), "Sigmoid": _sigmoid, "Sign": np.sign, "Sin": np.sin,
+    "HardSwish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
     "Softplus": lambda x: np.logaddexp(x, 0), "Sqrt": np.sqrt, "Square": np.square, "Tanh": np.tanh,
 }  # fmt: skip
 
@@ -89,6 +90,7 @@ _BINARY: dict[str, Callable[[Array, Array], Any]] = {
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "RealDiv": np.divide, "Div": _truncated,
     "FloorDiv": np.floor_divide, "Pow": np.power, "Maximum": np.maximum, "Minimum": np.minimum, "FloorMod": np.mod,
     "Mod": np.fmod, "BitwiseAnd": np.bitwise_and, "BitwiseXor": np.bitwise_xor,
+    "LeftShift": np.left_shift, "RightShift": np.right_shift,
 }  # fmt: skip
 _COMPARE: dict[str, Callable[[Array, Array], Any]] = {
     "Equal": np.equal, "NotEqual": np.not_equal, "Less": np.less, "LessEqual": np.less_equal, "Greater": np.greater,

@@ -44,12 +44,31 @@ def rotary_position_embedding(call: EvalCall) -> Array:
     return narrow(x * wide(call.x("cos")) + modes[call.attr("mode")](x) * wide(call.x("sin")), call.x("x").dtype)
 
 
+def rotary_mul(call: EvalCall) -> Array:
+    """x * r1 + (rotated halves of x) * r2."""
+    x = wide(call.x("x"))
+    return narrow(x * wide(call.x("r1")) + _rotated_half(x) * wide(call.x("r2")), call.x("x").dtype)
+
+
+def interleave_rope(call: EvalCall) -> Array:
+    """Even columns, then odd ones, then the rotation of halves."""
+    x = wide(call.x("x"))
+    x = np.concatenate([x[..., 0::2], x[..., 1::2]], axis=-1)
+    return narrow(x * wide(call.x("cos")) + _rotated_half(x) * wide(call.x("sin")), call.x("x").dtype)
+
+
 def swi_glu(call: EvalCall) -> Array:
     """silu(first half) * second half."""
     a, b = np.split(wide(call.x("x")), 2, axis=int(call.attr("dim")))
     return narrow(a / (1 + np.exp(-a)) * b, call.x("x").dtype)
 
 
-for _name, _function in (("RotaryPositionEmbedding", rotary_position_embedding), ("SwiGlu", swi_glu)):
+_SMALL: dict[str, Evaluate] = {
+    "RotaryPositionEmbedding": rotary_position_embedding,
+    "RotaryMul": rotary_mul,
+    "InterleaveRope": interleave_rope,
+    "SwiGlu": swi_glu,
+}
+for _name, _function in _SMALL.items():
     if _name not in OPS:
         evaluates(_name)(_function)

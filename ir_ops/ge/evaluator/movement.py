@@ -117,6 +117,11 @@ def tile(call: EvalCall) -> Array:
     return np.tile(call.x("x"), call.ints("multiples"))
 
 
+@evaluates("Tril", "Triu")
+def triangle(call: EvalCall) -> Array:
+    return (np.triu if call.node.type == "Triu" else np.tril)(call.x("x"), int(call.attr("diagonal")))
+
+
 @evaluates("Trilu")
 def trilu(call: EvalCall) -> Array:
     k = call.ints("k")[0] if call.get("k") is not None else 0

@@ -41,7 +41,7 @@ def input_names(c: Context) -> Iterator[Report]:
 @rule(17, "Outputs are the prototype's, all of them, as many dynamic ones as the attribute says")
 def output_names(c: Context) -> Iterator[Report]:
     for op in c.ops():
-        if op.prototype is None:
+        if op.prototype is None or op.type == "NetOutput":
             continue
         reason = _misfit(op.output_names, op.prototype.outputs, optional_tail=False)
         if reason:
@@ -170,6 +170,3 @@ def constant_operands(c: Context) -> Iterator[Report]:
             else:
                 severity = NOTE if c.has_dynamic_inputs else WARNING
                 yield severity, f"{op.place} input {name}", f"is computed by {source.name}: the shape is dynamic"
-
-
-__all__ = ["WARNING"]

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ir_ops.dtypes import UNDEFINED_GE_PROTO, DType, by_ge_proto
-from ir_ops.ge.codec import UNFED_ATTR, layout_of, names_of, shape_of, split_edge
+from ir_ops.ge.codec import layout_of, names_of, shape_of, split_edge
 from ir_ops.ge.messages import AttrDef, Message
 from ir_ops.ge.model import Shape
 from ir_ops.ge.prototypes import Prototype, find
@@ -235,6 +235,3 @@ def nd_shape(desc: Message) -> Shape | None:
     if "origin_shape" in desc.attr and layout_of(desc) == "FRACTAL_NZ":
         return tuple(desc.attr["origin_shape"].list.i)
     return shape_of(desc)
-
-
-__all__ = ["ERROR", "NOTE", "UNFED_ATTR", "WARNING", "Context", "Finding", "Graph", "Op", "Rule", "rule"]

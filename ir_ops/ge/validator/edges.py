@@ -140,6 +140,8 @@ def _type_text(desc: Message) -> str:
 @rule(15, "An input descriptor has the type of the output it comes from")
 def edge_types(c: Context) -> Iterator[Report]:
     for op in c.ops():
+        if op.is_input:
+            continue
         for i, (edge, desc) in enumerate(zip(op.edges, op.message.input_desc, strict=False)):
             source = op.graph.by_name.get(edge[0]) if edge is not None else None
             if edge is None or source is None or not 0 <= edge[1] < len(source.message.output_desc):
