@@ -35,11 +35,13 @@ class Binding:
         self._io = session.io_binding()
         self._check_aliases(feeds)
         check_feeds(session, feeds)
+        # onnxruntime gives outputs back in the order in which they were first bound, not in the model's.
+        for name in self._outputs:
+            self._io.bind_output(name, "cpu")
+        self._free = [name for name in self._outputs if name not in self._aliases.values()]
+        self._stale = False
         for name, array in feeds.items():
             self[name] = array
-        for name in self._outputs:
-            if name not in self._aliases.values():
-                self._io.bind_output(name, "cpu")
 
     def _check_aliases(self, feeds: Mapping[str, Array]) -> None:
         taken: set[str] = set()
@@ -72,6 +74,7 @@ class Binding:
         if output is not None:
             self._io.bind_output(output, "cpu", 0, number, shape, array.ctypes.data)
         self._arrays[name] = array
+        self._stale = True
 
     def __getitem__(self, name: str) -> Array:
         """The array bound to an input: for an alias the cache as the last run left it."""
@@ -97,6 +100,10 @@ class Binding:
         Raises:
             BadInput: as :meth:`run`.
         """
+        if self._stale:  # the last run's outputs stay bound with their shapes, which other inputs may change
+            for name in self._free:
+                self._io.bind_output(name, "cpu")
+            self._stale = False
         try:
             self.session.run_with_iobinding(self._io)
         except Exception as error:
