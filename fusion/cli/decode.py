@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -30,19 +31,19 @@ def empty_caches(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
     return {name: np.zeros(shape, np.float16) for name, shape in shapes.items()}
 
 
-def plain(session: object, caches: dict[str, Array]) -> Step:
+def plain(session: Any, caches: dict[str, Array]) -> Step:
     """Every step is an ordinary run: caches go in, new caches come out."""
-    import custom_ort
+    names = ["logits", *CACHES.values()]
 
     def step(tokens: Array, positions: Array) -> Array:
-        outputs = custom_ort.run(session, {"input_ids": tokens, "cache_position": positions, **caches})
-        caches.update({name: outputs[output] for name, output in CACHES.items()})
-        return outputs["logits"]
+        logits, *new = session.run(names, {"input_ids": tokens, "cache_position": positions, **caches})
+        caches.update(zip(CACHES, new, strict=True))
+        return np.asarray(logits)
 
     return step
 
 
-def in_place(session: object, caches: dict[str, Array]) -> Step:
+def in_place(session: Any, caches: dict[str, Array]) -> Step:
     """Caches are bound once as input and output: a step writes its rows into them and copies nothing."""
     import custom_ort
 

@@ -191,9 +191,7 @@ def test_files_that_would_overwrite_each_other(tmp_path: Path, capsys: pytest.Ca
     out = str(tmp_path / "out.json")
     assert "report and output are one file" in refused(["fuse", str(path), out, "--report", out], tmp_path, capsys)
     assert "unknown kind of report" in refused(["fuse", str(path), out, "--report", "r.txt"], tmp_path, capsys)
-    assert "report and input are one file" in refused(
-        ["fuse", str(path), out, "--report", str(path)], tmp_path, capsys
-    )
+    assert "report and input are one file" in refused(["fuse", str(path), out, "--report", str(path)], tmp_path, capsys)
     inputs = str(tmp_path / "x.npz")
     save_npz(inputs, {"x": np.zeros(1)})
     argv = ["run", str(path), "--inputs", inputs, "--outputs", inputs]

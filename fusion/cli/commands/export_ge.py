@@ -56,8 +56,9 @@ def run(args: argparse.Namespace) -> int:
 
     console.check_paths(model=args.model, output=args.output)
     model_io.check_target(args.output)
+    loaded = model_io.load(args.model)
     result = ge.export(
-        args.model,
+        loaded.model,
         args.output,
         product=args.product,
         cache=args.cache,
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"validator: {_verdict(result.findings)}")
     for finding in result.findings:
         print(f"  {finding}")
-    for note in result.notes:
+    for note in (*loaded.notes, *result.notes):
         print(f"note: {note}")
     for path in (result.path, result.sidecar, result.text, result.weight_file):
         if path is not None:
