@@ -11,6 +11,7 @@ from onnx_ir.passes.common import InlinePass
 
 from fusion.engine import Options, apply, count_ops, find, site_of
 from fusion.model_io import ModelLike, Weights, load, save
+from fusion.normalise import unroll_sequences
 from fusion.result import FusionResult
 from ir_ops.declaration import PRODUCTS
 from ir_ops.errors import BadUsage
@@ -50,7 +51,7 @@ def fuse(
     loaded = load(model)
     timings = {"load": time.perf_counter() - started}
     before = count_ops(loaded.model)
-    _inline(loaded.model)
+    _prepare(loaded.model)
     found = find(loaded.model, options)
     started = time.perf_counter()
     sites = apply(loaded.model, found)
@@ -86,7 +87,7 @@ def explain(
     loaded = load(model)
     timings = {"load": time.perf_counter() - started}
     before = count_ops(loaded.model)
-    _inline(loaded.model)
+    _prepare(loaded.model)
     found = find(loaded.model, options)
     sites = [site_of(candidate, proof, len(candidate.region)) for candidate, proof in found.proven]
     return FusionResult(
@@ -108,8 +109,9 @@ def _options(product: str, only: Sequence[str], strict_slots: bool) -> Options:
     return Options(product, tuple(only), strict_slots)
 
 
-def _inline(model: ir.Model) -> None:
-    """Inlines local functions, all but the bodies that our own operators carry."""
+def _prepare(model: ir.Model) -> None:
+    """Inlines local functions, all but the bodies that our own operators carry, and takes sequences apart."""
+    unroll_sequences(model)
     own = {key: function for key, function in model.functions.items() if key[0] == DOMAIN}
     if len(own) == len(model.functions):
         return

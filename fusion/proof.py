@@ -76,7 +76,9 @@ class Prover:
                 worst = max(worst, self._compare(candidate, probe, feeds, wide=True))
                 own_worst = max(own_worst, self._compare(candidate, probe, feeds, wide=False))
                 cases += 1
-        except (Unsupported, OutOfRange, Conflict) as error:
+        except Disproved:
+            raise
+        except (Unsupported, OutOfRange, Conflict, KvfuseError, ValueError, IndexError, TypeError) as error:
             raise Disproved("the match cannot be evaluated", where=candidate.place, found=str(error)) from None
         text = f"in {own} at most {own_worst:.2g} of the largest value apart"
         return Proof(cases, worst, WIDE_BOUND, "float64", None, text)

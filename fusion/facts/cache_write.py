@@ -172,9 +172,14 @@ def read_write(view: GraphView, cache: ir.Value, out: ir.Value) -> CacheWrite | 
     return NotAWrite(cache, out, "write-layout", "the trial sizes read different layouts")
 
 
-def _preference(match: tuple[Slots, WrittenView]) -> tuple[bool, bool]:
-    """Slots that are given before slots that are computed, and before the start of a run."""
-    return match[0].start, match[0].value.producer() is not None
+def _preference(match: tuple[Slots, WrittenView]) -> tuple[bool, bool, bool]:
+    """Slots that are given before slots that are computed, and before the start of a run.
+
+    In a paged cache, numbers that happen to fall into the first page read as rows of one batch entry too.
+    """
+    slots, written = match
+    ambiguous = written.geometry.order == "BSND" and slots.form == "row"
+    return slots.start, slots.value.producer() is not None, ambiguous
 
 
 @dataclass
@@ -193,10 +198,8 @@ def _trial(
 ) -> _Trial | NotAWrite:
     sizes = start_sizes(view, seed, out)
     reason = NotAWrite(cache, out, "write-unreadable", "no slot numbers fit the cache")
-    ran: set[int] = set()
+    unread: set[int] = set()
     for numbers in _number_choices(view, cache, seed):
-        if numbers.stride in ran:
-            continue
         try:
             probe = settle(view, seed, numbers, [cache, out, *_index_operands(spine)], sizes)
             tagged = _run_tags(view, cache, out, spine, probe)
@@ -210,11 +213,19 @@ def _trial(
                 return tagged
             continue
         matches = list(_match(view, tagged))
+        if numbers.stride in unread:
+            # larger numbers fit no layout, so these may only be rows of a batch entry, over their whole range
+            matches = [match for match in matches if _whole_rows(match, numbers)]
         if matches:
             return _Trial(tagged.updates, matches)
         reason = NotAWrite(cache, out, "write-layout", "no cache layout predicts the written addresses")
-        ran.add(numbers.stride)
+        unread.add(numbers.stride)
     return reason
+
+
+def _whole_rows(match: tuple[Slots, WrittenView], numbers: Numbers) -> bool:
+    slots, written = match
+    return slots.form == "row" and written.batch > 1 and numbers.cap == written.geometry.rows
 
 
 def _spine(view: GraphView, cache: ir.Value, out: ir.Value) -> tuple[ir.Node, ...]:
@@ -261,8 +272,8 @@ def _index_operands(spine: tuple[ir.Node, ...]) -> list[ir.Value]:
 def _number_choices(view: GraphView, cache: ir.Value, seed: int) -> Iterator[Numbers]:
     """Integer data to try: bounds from products of cache dims, the largest first, with room for a run of tokens.
 
-    The largest bound that runs decides: a smaller one would hide pages. Only then are numbers tried that fall into
-    distinct pages, as writes by page need them.
+    Large bounds come first: small ones would hide pages. Last come numbers that fall into distinct pages, as writes
+    by page need them.
     """
     probe = Probe(view, seed, start_sizes(view, seed), Numbers(1))
     shape = probe.input_shape(cache) or ()

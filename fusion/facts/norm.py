@@ -28,7 +28,7 @@ class NormFact:
         x: the squared value, with casts, Identity and Neg stripped.
         gamma: the weight, casts stripped; None for a norm without one.
         epsilon: what is added to the mean square.
-        count: the number of elements the mean divides by, None for a mean over the axis.
+        count: the number of elements the mean divides by, or the value that holds it; None for a mean over the axis.
         nodes: the nodes between x and y.
     """
 
@@ -36,8 +36,18 @@ class NormFact:
     x: ir.Value
     gamma: ir.Value | None
     epsilon: float
-    count: float | None
+    count: float | ir.Value | None
     nodes: tuple[ir.Node, ...]
+
+
+@dataclass(frozen=True)
+class _Mean:
+    """A value that is the mean square, or (``raw``) the sum of squares, whose factor then shows in the product."""
+
+    value: ir.Value
+    count: float | ir.Value | None
+    nodes: tuple[ir.Node, ...]
+    raw: bool = False
 
 
 @dataclass
@@ -115,11 +125,11 @@ def _spelled(view: GraphView, reduction: ir.Node) -> list[NormFact]:
         return []
     x, square_nodes = squared
     facts: list[NormFact] = []
-    for total, count, nodes in _means(view, reduction):
-        for use, _ in uses(total):
-            epsilon = _other_scalar(view, use, total)
+    for mean in _means(view, reduction):
+        for use, _ in uses(mean.value):
+            epsilon = _other_scalar(view, use, mean.value)
             if use.op_type == "Add" and epsilon is not None:
-                facts.extend(_products(view, x, use, epsilon, count, (*square_nodes, *nodes, use)))
+                facts.extend(_products(view, x, use, epsilon, mean, (*square_nodes, *mean.nodes, use)))
     return facts
 
 
@@ -175,18 +185,21 @@ def _plain_constant(view: GraphView, value: ir.Value | None) -> ir.Value | None:
     return value
 
 
-def _means(view: GraphView, reduction: ir.Node) -> list[tuple[ir.Value, float | None, tuple[ir.Node, ...]]]:
-    """Values that are the mean square: (value, explicit divisor, nodes)."""
+def _means(view: GraphView, reduction: ir.Node) -> list[_Mean]:
+    """Values that are the mean square."""
     total = reduction.outputs[0]
     if reduction.op_type == "ReduceMean":
-        return [(total, None, ())]
-    found: list[tuple[ir.Value, float | None, tuple[ir.Node, ...]]] = []
+        return [_Mean(total, None, ())]
+    found = [_Mean(total, None, (), raw=True)]
     for use, position in uses(total):
         factor = _other_scalar(view, use, total)
         if factor and use.op_type == "Mul":
-            found.append((use.outputs[0], 1.0 / factor, (use,)))
+            found.append(_Mean(use.outputs[0], 1.0 / factor, (use,)))
         elif factor and use.op_type == "Div" and position == 0:
-            found.append((use.outputs[0], factor, (use,)))
+            found.append(_Mean(use.outputs[0], factor, (use,)))
+        elif use.op_type == "Div" and position == 0 and use.inputs[1] is not None:
+            # a width taken from a shape; the trial sizes tell whether it is one
+            found.append(_Mean(use.outputs[0], use.inputs[1], (use,)))
     return found
 
 
@@ -199,7 +212,7 @@ def _other_scalar(view: GraphView, node: ir.Node, value: ir.Value) -> float | No
 
 
 def _products(
-    view: GraphView, x: ir.Value, root: ir.Node, epsilon: float, count: float | None, nodes: tuple[ir.Node, ...]
+    view: GraphView, x: ir.Value, root: ir.Node, epsilon: float, mean: _Mean, nodes: tuple[ir.Node, ...]
 ) -> list[NormFact]:
     """Follows the mean forward as long as it stays a product, and picks the values that are the norm of x."""
     base, target = view.number(root.outputs[0]), view.number(x)
@@ -211,21 +224,22 @@ def _products(
         for use, _ in uses(value):
             if use.op_type not in _STEP or use.domain not in ("", "ai.onnx") or id(use.outputs[0]) in forms:
                 continue
-            form = _step(view, use, forms)
+            form = _step(view, use, forms, target)
             if form is None or form.powers.get(base, 0.0) == 0.0:
                 continue
             forms[id(use.outputs[0])] = form
             path = tuple(node for item in use.inputs if item is not None for node in inner.get(id(item), ()))
             inner[id(use.outputs[0])] = (*path, use)
             queue.append(use.outputs[0])
-            if form.powers.get(base) == -0.5 and form.powers.get(target) == 1.0 and abs(form.coef - 1.0) < 1e-12:
+            scaled = form.coef > 0 if mean.raw else abs(form.coef - 1.0) < 1e-12
+            if form.powers.get(base) == -0.5 and form.powers.get(target) == 1.0 and scaled:
                 complete.append((use.outputs[0], form))
-    return _chosen(view, x, complete, base, target, epsilon, count, inner)
+    return _chosen(view, x, complete, base, target, epsilon, mean, inner)
 
 
-def _step(view: GraphView, node: ir.Node, forms: dict[int, _Product]) -> _Product | None:
+def _step(view: GraphView, node: ir.Node, forms: dict[int, _Product], target: int) -> _Product | None:
     operands = [item for item in node.inputs if item is not None]
-    first = _form(view, operands[0], forms)
+    first = _form(view, operands[0], forms, target)
     if node.op_type in ("Identity", "Cast"):
         return first
     if node.op_type == "Neg":
@@ -237,10 +251,10 @@ def _step(view: GraphView, node: ir.Node, forms: dict[int, _Product]) -> _Produc
     if node.op_type == "Pow":
         power = view.scalar(operands[1])
         return None if power is None else first.raised(power)
-    return first.times(_form(view, operands[1], forms), 1.0 if node.op_type == "Mul" else -1.0)
+    return first.times(_form(view, operands[1], forms, target), 1.0 if node.op_type == "Mul" else -1.0)
 
 
-def _form(view: GraphView, value: ir.Value, forms: dict[int, _Product]) -> _Product:
+def _form(view: GraphView, value: ir.Value, forms: dict[int, _Product], target: int, depth: int = 3) -> _Product:
     known = forms.get(id(value))
     if known is not None:
         return known
@@ -253,6 +267,12 @@ def _form(view: GraphView, value: ir.Value, forms: dict[int, _Product]) -> _Prod
         sign, inner = -sign, stripped(view, node.inputs[0])
         node = inner.producer()
     base = view.number(inner)
+    if base != target and depth and node is not None and node.op_type in ("Mul", "Div") and len(node.inputs) == 2:
+        # gamma may be on x before the root mean square is
+        parts = [_form(view, item, forms, target, depth - 1) for item in node.inputs if item is not None]
+        if len(parts) == 2 and any(target in part.powers for part in parts):
+            product = parts[0].times(parts[1], 1.0 if node.op_type == "Mul" else -1.0)
+            return _Product(sign * product.coef, product.powers, product.values)
     return _Product(sign, {base: 1.0}, {base: inner})
 
 
@@ -263,7 +283,7 @@ def _chosen(
     base: int,
     target: int,
     epsilon: float,
-    count: float | None,
+    mean: _Mean,
     inner: dict[int, tuple[ir.Node, ...]],
 ) -> list[NormFact]:
     """One fact per gamma, at its earliest value; the bare norm only when no gamma follows it."""
@@ -281,7 +301,9 @@ def _chosen(
             continue
         nodes = tuple(dict.fromkeys(inner[id(value)]))
         node = value.producer()
-        fact = NormFact(value, x, gamma, epsilon, count, nodes)
+        # x * sqrt(n) / sqrt(sum + n * epsilon): n is the square of the factor
+        count = form.coef**2 if mean.raw else mean.count
+        fact = NormFact(value, x, gamma, epsilon / form.coef**2 if mean.raw else epsilon, count, nodes)
         before = chosen.get(key)
         if before is None or (node is not None and view.order(node) < view.order(_producer(before.y))):
             chosen[key] = fact

@@ -42,31 +42,25 @@ class Columns:
         )
 
 
-def columns_of(part: Part, batch: int, tokens: int) -> Columns | None:
+def columns_of(part: Part) -> Columns | None:
     """Reads ``part.position[T, N, C]`` as columns of rows in token order; None when rows are out of order."""
     count, heads, _ = part.position.shape
     shape = part.source.shape
     if not shape:
         return None
+    token, head = np.arange(count), np.arange(heads)
     for shape_read in _side_by_side(shape, heads):
         width = shape_read[-1]
         row, column = part.position // width, part.position % width
         if (column != column[:1]).any():
             continue
-        token = np.arange(count)
         if np.prod(shape_read[:-1]) == count and (row == token[:, None, None]).all():
             return Columns(part.value, False, shape_read, column[0])
-        head = np.arange(heads)
-        by_head = ((token // tokens)[:, None] * heads + head[None, :]) * tokens + (token % tokens)[:, None]
-        if (
-            np.prod(shape_read[:-1]) == count * heads
-            and batch * tokens == count
-            and len(shape_read) == 4
-            and heads > 1
-            and (row == by_head[:, :, None]).all()
-            and (column == column[:, :1]).all()
-        ):
-            return Columns(part.value, True, shape_read, column[0])
+        if len(shape_read) == 4 and 1 < heads == shape_read[1] and shape_read[0] * shape_read[2] == count:
+            tokens = shape_read[2]
+            by_head = ((token // tokens)[:, None] * heads + head) * tokens + (token % tokens)[:, None]
+            if (row == by_head[:, :, None]).all() and (column == column[:, :1]).all():
+                return Columns(part.value, True, shape_read, column[0])
     return None
 
 

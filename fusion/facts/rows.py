@@ -7,7 +7,7 @@ and sin by themselves, whatever is behind them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -105,7 +105,45 @@ class Row:
 
 
 def read_row(view: GraphView, write: CacheWrite, norms: dict[int, NormFact]) -> Row | Reason:
-    """Reads the rows of a write; every probe must give the same answer."""
+    """Reads the rows of a write; every probe must give the same answer.
+
+    An NZ cache in its physical shape shows heads and columns as one axis: when the joined row has no meaning of its
+    own, the widths of the graph's norms and of common heads are tried.
+    """
+    found = _read_row(view, write, norms)
+    joined = write.probes[0].geometry
+    if joined.order != "NZ" or joined.heads != 1 or (isinstance(found, Row) and (found.rotated or found.norm)):
+        return found
+    for width in _head_widths(write, norms):
+        split = _read_row(view, with_heads(write, joined.columns // width), norms)
+        if isinstance(split, Row) and (split.rotated or split.norm):
+            return split
+    return found
+
+
+def with_heads(write: CacheWrite, heads: int) -> CacheWrite:
+    """The same write with each row read as ``heads`` heads side by side."""
+    views = []
+    for item in write.probes:
+        geometry = replace(item.geometry, heads=heads, columns=item.geometry.heads * item.geometry.columns // heads)
+        source = item.source.reshape(item.source.shape[0], heads, geometry.columns)
+        views.append(replace(item, geometry=geometry, source=source))
+    return replace(write, probes=views)
+
+
+def _head_widths(write: CacheWrite, norms: dict[int, NormFact]) -> list[int]:
+    """Possible widths of one head, wide ones first."""
+    geometry, probe = write.probes[0].geometry, write.probes[0].probe
+    widths = {64, 96, 128, 192, 256}
+    for norm in norms.values():
+        shape = probe.shape(norm.x)
+        if shape:
+            widths.add(shape[-1])
+    fitting = [width for width in widths if geometry.columns % width == 0 and width % geometry.d0 == 0]
+    return sorted((width for width in fitting if width < geometry.columns), reverse=True)
+
+
+def _read_row(view: GraphView, write: CacheWrite, norms: dict[int, NormFact]) -> Row | Reason:
     if len(write.updates) != 1:
         return Reason("row-several-updates", "written value", f"{len(write.updates)} values", "one value")
     update = write.updates[0]

@@ -242,13 +242,18 @@ class Symbolic:
         return _multiply(a, b)
 
     def _is_neutral(self, op_type: str, side: int, operand: ir.Value) -> bool:
-        """A structural constant factor, or adding structural zeros, costs no budget."""
+        """A factor -1 or a structural mask, or adding structural zeros, costs no budget.
+
+        Other numbers do: a scaled cos table is a source by itself, the number belongs to it.
+        """
         constant = self.view.structural(self.view.root(operand))
         if constant is None or constant.dtype.kind == "b":
             return False
+        wide = constant.astype(np.float64)
         if op_type in ("Mul", "Div"):
-            return side == 0 or op_type == "Mul" or bool((constant.astype(np.float64) != 0).all())
-        return not constant.astype(np.float64).any()
+            sign_or_mask = wide.size > 1 or float(wide.reshape(-1)[0]) == -1.0
+            return sign_or_mask and (op_type == "Mul" or (side == 1 and bool((wide != 0).all())))
+        return not wide.any()
 
     def _add(self, a: Sym, b: Sym, sign: float) -> Sym:
         shape = broadcast_shape(a.shape, b.shape)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from fusion.candidate import Refused
 from fusion.emit import Emitter
-from fusion.facts.cache_write import CacheWrite, WrittenView
+from fusion.facts.cache_write import CacheWrite
 from fusion.facts.graph import GraphView, dims_of, dtype_name, uses
 from fusion.facts.operand import Columns, Table, columns_of, table_of
 from fusion.facts.rows import Part, Row
@@ -55,6 +55,16 @@ def declared_cache_dims(write: CacheWrite, heads: int) -> Dims | None:
     return numbers
 
 
+def rows_axis(write: CacheWrite) -> int:
+    """The axis of the cache that counts rows of a page."""
+    shape, geometry = write.probes[0].probe.shape(write.cache) or (), write.probes[0].geometry
+    if geometry.order == "BNSD":
+        return len(shape) - 2
+    if geometry.order == "BSND":
+        return 0 if len(shape) == 3 and geometry.pages == 1 and geometry.rows == shape[0] else 1
+    return 3 if len(shape) == 5 else 1 if geometry.rows == shape[1] else 2
+
+
 def original_dims(value: ir.Value) -> Dims:
     """Reshape target that gives a cache its own shape back."""
     numbers = [-1 if dim is None else dim for dim in static_dims(value)]
@@ -96,18 +106,18 @@ def flat_index(emit: Emitter, write: CacheWrite) -> ir.Value:
     return value if rank == 1 else emit.reshape(value, [-1], "slots_flat")
 
 
-def agreed_columns(parts: list[tuple[Part, WrittenView]], what: str) -> Columns:
+def agreed_columns(parts: list[Part], what: str) -> Columns:
     """Columns that every probe reads alike."""
-    read = [columns_of(part, view.batch, view.tokens) for part, view in parts]
+    read = [columns_of(part) for part in parts]
     first = read[0]
     if first is None or any(other is None or not first.same_as(other) for other in read[1:]):
         raise Refused(
             "row-order",
             f"{what} are rows of one value in token and head order",
-            f"rows of {parts[0][0].value.name} in another order",
+            f"rows of {parts[0].value.name} in another order",
             "token t of the value goes to slot t",
             "",
-            parts[0][0].value,
+            parts[0].value,
         )
     return first
 

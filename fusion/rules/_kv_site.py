@@ -60,8 +60,8 @@ class _Site:
         self.notes: list[str] = []
         key, value = inputs.key, inputs.value
         self.heads = key.views[0].x.position.shape[1]
-        self.key_columns = self._columns(inputs.key_parts, key, "keys")
-        self.value_columns = self._columns(inputs.value_parts, value, "values")
+        self.key_columns = common.agreed_columns(inputs.key_parts, "keys")
+        self.value_columns = common.agreed_columns(inputs.value_parts, "values")
         self.kind = self._kind()
         self.frame = self._frame()
         self.cos, self.sin = (self._table(name) for name in ("cos", "sin"))
@@ -69,9 +69,6 @@ class _Site:
         self.region_ids = {id(node) for node in self.region}
 
     # facts ------------------------------------------------------------------------------------------------------
-
-    def _columns(self, parts: list[Part], row: Row, what: str) -> Columns:
-        return common.agreed_columns([(part, entry.view) for part, entry in zip(parts, row.views, strict=True)], what)
 
     def _kind(self) -> str:
         """The operator's float type: that of the plain caches, else of the projected row."""
@@ -85,6 +82,8 @@ class _Site:
         if self.inputs.mode == "Norm" or self.inputs.mode.startswith("PA_BLK"):
             return "batch"
         lead = self.key_columns.shape[:-1]
+        if self.key_columns.by_head:
+            return "batch"
         natural = self.heads == 1 and (len(lead) == 2 or (len(lead) == 3 and lead[1] == 1))
         return "batch" if natural else "flat"
 
@@ -92,8 +91,10 @@ class _Site:
         """Batch and tokens under one probe, as the frame counts them."""
         written = self.inputs.key.write.probes[number]
         lead = self.inputs.key_parts[number].source.shape[:-1]
-        if self.inputs.mode in ("Norm",) or self.inputs.mode.startswith("PA_BLK"):
+        if self.inputs.mode == "Norm" or self.inputs.mode.startswith("PA_BLK"):
             return written.batch, written.tokens
+        if self.key_columns.by_head:
+            return lead[0], lead[2]
         if len(lead) >= 2 and self.heads == 1 and lead[0] * lead[-1] == written.batch * written.tokens:
             return lead[0], lead[-1]
         return written.batch, written.tokens
@@ -457,11 +458,18 @@ class _Site:
         return probes
 
     def _unequal(self, probe: Probe, batch: int) -> tuple[int, int] | None:
-        """Two sizes of the caches that the operator wants equal and that are not yet."""
-        shapes = [probe.shape(row.write.cache) or () for row in (self.inputs.key, self.inputs.value)]
-        pairs = list(zip(*(shape[:3] for shape in shapes), strict=True))
+        """Two sizes that the operator wants equal and that are not yet."""
+        writes = [row.write for row in (self.inputs.key, self.inputs.value)]
+        shapes = [probe.shape(write.cache) or () for write in writes]
+        rows = [shape[common.rows_axis(write)] for write, shape in zip(writes, shapes, strict=True)]
+        pairs = [(shapes[0][0], shapes[1][0]), (rows[0], rows[1])]
         if self.inputs.mode == "Norm":
             pairs.append((shapes[0][0], batch))
+        leads = [(probe.shape(columns.value) or ())[:-1] for columns in (self.key_columns, self.value_columns)]
+        if len(leads[0]) == len(leads[1]):
+            pairs += zip(*leads, strict=True)
+        elif not self.key_columns.by_head and not self.value_columns.by_head:
+            pairs.append((int(np.prod(leads[0])), int(np.prod(leads[1]))))
         return next((pair for pair in pairs if pair[0] != pair[1]), None)
 
     def _assume(self) -> None:

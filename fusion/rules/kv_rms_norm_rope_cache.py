@@ -16,7 +16,8 @@ from fusion.facts.analysis import Facts
 from fusion.facts.cache_write import CacheWrite, NotAWrite, other_readers
 from fusion.facts.graph import GraphView
 from fusion.facts.norm import NormFact
-from fusion.facts.rows import Part, Reason, Row
+from fusion.facts.probe import Probe
+from fusion.facts.rows import Part, Reason, Row, read_row, with_heads
 from fusion.facts.symbolic import Symbolic
 from fusion.result import Refusal
 from fusion.rules._kv_site import Inputs, build
@@ -176,6 +177,7 @@ def _inputs(facts: Facts, key: Row, value: Row) -> Inputs:
     for write in (key.write, value.write):
         _refuse_aliases(write)
     separate = key.norm is not None
+    value = _same_heads(view, key, value)
     norm = key.norm if separate else value.norm
     assert norm is not None
     key_rows = _through_norm(view, key, norm) if separate else [row.x for row in key.views]
@@ -192,11 +194,29 @@ def _inputs(facts: Facts, key: Row, value: Row) -> Inputs:
             "rope-columns", "the whole row of k_cache is rotated",
             f"{rotation.width} of {key.views[0].x.position.shape[2]} columns", "all columns", "", key.start,
         )  # fmt: skip
+    heads = [row.views[0].x.position.shape[1] for row in (key, value)]
+    if heads[0] != heads[1]:
+        raise Refused(
+            "kv-heads", "both caches have the same heads", f"{heads[0]} and {heads[1]}", "equal head counts", "",
+            value.write.cache,
+        )  # fmt: skip
     gamma_columns = _gamma_columns(key if separate else value, norm)
     return Inputs(
         mode=mode, key=key, value=value, norm=norm, separate=separate, key_parts=key_rows, value_parts=value_rows,
         gamma_columns=gamma_columns,
     )  # fmt: skip
+
+
+def _same_heads(view: GraphView, key: Row, value: Row) -> Row:
+    """The value rows with as many heads as the key rows, where the cache's shape leaves that open (NZ)."""
+    heads, own = (row.views[0].x.position.shape[1] for row in (key, value))
+    if heads == own or key.write.order != "NZ" or own != 1 or value.norm is not None:
+        return value
+    columns = value.write.probes[0].geometry.columns
+    if columns % heads:
+        return value
+    again = read_row(view, with_heads(value.write, heads), {})
+    return again if isinstance(again, Row) else value
 
 
 def _refuse_aliases(write: CacheWrite) -> None:
@@ -237,10 +257,20 @@ def _through_norm(view: GraphView, row: Row, norm: NormFact) -> list[Part]:
         if position.min() < 0 or position.max() >= np.prod(source.shape):
             raise Refused("norm-input", "the norm's input is rows of one value", "several", "one value", "", norm.x)
         parts.append(Part(source, position))
-        width = shape[-1]
-        if norm.count is not None and norm.count != width:
-            raise Refused("norm-count", "the mean divides by the width", f"{norm.count:g}", str(width), "", norm.y)
+        count = _norm_count(entry.view.probe, norm)
+        if count is not None and abs(count - shape[-1]) > 1e-3:
+            raise Refused("norm-count", "the mean divides by the width", f"{count:g}", str(shape[-1]), "", norm.y)
     return parts
+
+
+def _norm_count(probe: Probe, norm: NormFact) -> float | None:
+    """What the mean divides by, None for a mean over the axis; infinite when it cannot be told."""
+    if norm.count is None or isinstance(norm.count, float):
+        return norm.count
+    known = probe.known(norm.count)
+    if known.array is None or known.taint or known.array.size != 1:
+        return float("inf")
+    return float(known.array.reshape(-1)[0])
 
 
 def _gamma_columns(row: Row, norm: NormFact) -> Any:
