@@ -77,6 +77,8 @@ def _fuse(graph: Path, out: Path, style: Style) -> Path:
 
 
 def _verify(graph: Path, fused: Path, record: Path, style: Style) -> bool:
+    import onnx
+
     from fusion import report, verify
 
     print(
