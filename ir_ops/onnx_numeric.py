@@ -15,10 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, NodeProto, helper, numpy_helper
+from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 
 from ir_ops.dtypes import by_name
 
+_ATTRIBUTE_FIELDS = {
+    "float32": ("value_float", AttributeProto.FLOAT),
+    "int64": ("value_int", AttributeProto.INT),
+    "string": ("value_string", AttributeProto.STRING),
+}
 Operand = "Value | int | float"
 
 
@@ -96,7 +101,7 @@ class OnnxNumeric:
         key = (op_type, tuple(inputs), tuple(proto.SerializeToString(deterministic=True) for proto in attrs))
         if key not in self._seen:
             name = f"{op_type.lower()}_{len(self.nodes)}"
-            made = helper.make_node(op_type, inputs, [name])
+            made = helper.make_node(op_type, inputs, [name], name)
             made.attribute.extend(attrs)
             self.nodes.append(made)
             self._seen[key] = name
@@ -107,10 +112,16 @@ class OnnxNumeric:
         array = np.asarray(value, by_name(dtype).np)
         return self.node("Constant", [], dtype, array.ndim, value=numpy_helper.from_array(array))
 
-    def attribute(self, name: str) -> Value:
-        """A float attribute of the function's node, as a scalar. Opset 12 or later."""
-        proto = AttributeProto(name="value_float", type=AttributeProto.FLOAT, ref_attr_name=name)
-        return Value(self, self._record("Constant", [], [proto]), "float32", 0)
+    def strings(self, words: Sequence[str]) -> Value:
+        """A constant vector of strings."""
+        tensor = helper.make_tensor("", TensorProto.STRING, [len(words)], [word.encode() for word in words])
+        return self.node("Constant", [], "string", 1, value=tensor)
+
+    def attribute(self, name: str, dtype: str) -> Value:
+        """An attribute of the function's node as a scalar: float32, int64 or string. Opset 12 or later."""
+        field, kind = _ATTRIBUTE_FIELDS[dtype]
+        proto = AttributeProto(name=field, type=kind, ref_attr_name=name)
+        return Value(self, self._record("Constant", [], [proto]), dtype, 0)
 
     def binary(self, op_type: str, left: Operand, right: Operand, dtype: str = "") -> Value:
         kind = left.dtype if isinstance(left, Value) else right.dtype if isinstance(right, Value) else ""

@@ -8,7 +8,7 @@ an input dim keeps its name. Needs onnx >= 1.19, the first with inference functi
 from __future__ import annotations
 
 import atexit
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import onnx
@@ -113,7 +113,7 @@ def _infer(op: Operator, context: InferenceContext) -> None:
         if place < context.get_num_inputs() and context.has_input(place)
     }
     dtypes = _element_types(op, types)
-    if dtypes is None:
+    if "" in dtypes.values():
         return
     symbols = _Symbols()
     dims = {name: _dims(proto, symbols) for name, proto in types.items()}
@@ -158,23 +158,23 @@ def node_attrs(op: Operator, protos: Mapping[str, AttributeProto | None]) -> dic
     return {name: value.decode() if isinstance(value, bytes) else value for name, value in values.items()}
 
 
-def _element_types(op: Operator, types: Mapping[str, TypeProto | None]) -> dict[str, str] | None:
-    """Element type of each given input; a missing one is that of another input of the same type variable."""
-    variables: dict[str, str] = {}
-    found: dict[str, str] = {}
+def _element_types(op: Operator, types: Mapping[str, TypeProto | None]) -> dict[str, str]:
+    known: dict[str, str] = {}
     for name, proto in types.items():
         if proto is not None and proto.tensor_type.elem_type:
             try:
-                found[name] = by_onnx(proto.tensor_type.elem_type).name
+                known[name] = by_onnx(proto.tensor_type.elem_type).name
             except KeyError:
-                raise InferenceError(
-                    f"{op.name}: input {name} has an element type the operator does not take"
-                ) from None
-            variables.setdefault(op.input(name).type, found[name])
-    for name in types:
-        if name not in found and op.input(name).type not in variables:
-            return None
-    return {name: found.get(name, variables.get(op.input(name).type, "")) for name in types}
+                raise InferenceError(f"{op.name}: the element type of {name} is none the operator takes") from None
+    return shared_types(op, types, known)
+
+
+def shared_types(op: Operator, names: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
+    """Element types of the named inputs; an unknown one is that of an input of the same type variable, else ""."""
+    variables: dict[str, str] = {}
+    for name, dtype in known.items():
+        variables.setdefault(op.input(name).type, dtype)
+    return {name: known.get(name) or variables.get(op.input(name).type, "") for name in names}
 
 
 def _dims(proto: TypeProto | None, symbols: _Symbols) -> list[tuple[int, int]] | None:
