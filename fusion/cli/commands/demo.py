@@ -81,9 +81,7 @@ def _verify(graph: Path, fused: Path, record: Path, style: Style) -> bool:
 
     from fusion import report, verify
 
-    print(
-        style.bold("3  Is it the same?") + style.dim(f"  kvfuse verify {graph.name} fused.onnx --inputs {record.name}")
-    )
+    print(style.bold("3  Is it the same?") + style.dim("  kvfuse verify MODEL.onnx fused.onnx --inputs MODEL.npz"))
     recorded = verify(graph, fused, inputs=record)
     print(_indented(report.verify_text(recorded, style)))
     results = {"made-up inputs": verify(graph, fused)}
