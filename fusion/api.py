@@ -15,6 +15,7 @@ from fusion.normalise import unroll_sequences
 from fusion.result import FusionResult
 from ir_ops.declaration import PRODUCTS
 from ir_ops.errors import BadUsage
+from ir_ops.onnx_carry import carry_functions
 from ir_ops.ops import DOMAIN, OPS
 
 
@@ -56,7 +57,7 @@ def fuse(
     started = time.perf_counter()
     sites = apply(loaded.model, found)
     if functions and sites:
-        _carry_functions(loaded.model)
+        carry_functions(loaded.model)
     timings |= found.timings
     timings["rewrite"] = time.perf_counter() - started
     if out is not None:
@@ -119,7 +120,3 @@ def _prepare(model: ir.Model) -> None:
         del model.functions[key]
     InlinePass()(model)
     model.functions.update(own)
-
-
-def _carry_functions(model: ir.Model) -> None:
-    """Adds the bodies of the fused operators as local functions."""
