@@ -19,6 +19,8 @@ from ir_ops.errors import BadInput, BadUsage
 from ir_ops.numeric import NUMPY, Numeric
 
 Shape = tuple["int | None", ...]
+_INTEGERS = (int, np.integer)
+_REALS = (int, float, np.integer, np.floating)
 AttrValue = bool | int | float | str | list[int] | list[float]
 Attrs = Mapping[str, AttrValue]
 
@@ -93,14 +95,24 @@ class Attr:
     def accepts(self, value: object) -> bool:
         """Whether ``value`` has the attribute's type (ONNX spells Bool as an int)."""
         if self.type == "Float":
-            return isinstance(value, (int, float)) and not isinstance(value, bool)
+            return isinstance(value, _REALS) and not isinstance(value, bool)
         if self.type == "Bool":
-            return isinstance(value, bool) or value in (0, 1)
+            return isinstance(value, (bool, *_INTEGERS)) and value in (0, 1)
         if self.type == "Int":
-            return isinstance(value, int) and not isinstance(value, bool)
+            return isinstance(value, _INTEGERS) and not isinstance(value, bool)
         if self.type == "ListInt":
-            return isinstance(value, Sequence) and all(isinstance(item, int) for item in value)
+            return isinstance(value, (Sequence, np.ndarray)) and all(isinstance(item, _INTEGERS) for item in value)
         return isinstance(value, str)
+
+    def plain(self, value: Any) -> AttrValue:
+        """An accepted value as a Python object: bytes decoded, Bool as bool, numpy numbers as Python ones."""
+        if isinstance(value, bytes):
+            return value.decode()
+        if isinstance(value, np.generic):
+            value = value.item()
+        if self.type == "Bool" and value in (0, 1):
+            return bool(value)
+        return [int(item) for item in value] if self.type == "ListInt" else value
 
 
 @dataclass(frozen=True)
@@ -250,10 +262,8 @@ class Operator:
         full: dict[str, AttrValue] = {}
         for attr in self.attrs:
             value = attrs.get(attr.name, attr.default)
-            if isinstance(value, bytes):
-                value = value.decode()
             if value is not None:
-                full[attr.name] = bool(value) if attr.type == "Bool" and value in (0, 1) else value
+                full[attr.name] = attr.plain(value)
         return full
 
     def check(
