@@ -60,17 +60,19 @@ def fuse(
         carry_functions(loaded.model)
     timings |= found.timings
     timings["rewrite"] = time.perf_counter() - started
+    saved = None
     if out is not None:
         started = time.perf_counter()
-        save(loaded.model, out, folder=loaded.folder, weights=weights)
+        saved = save(loaded.model, out, folder=loaded.folder, weights=weights)
         timings["save"] = time.perf_counter() - started
     return FusionResult(
-        model=loaded.as_given(),
+        model=loaded.as_given() if saved is None or loaded.kind == "ir" else saved.proto,
         sites=sites,
         refusals=found.refusals,
         timings=timings,
         ops_before=before,
         ops_after=count_ops(loaded.model),
+        notes=(*loaded.notes, *(saved.notes if saved is not None else ())),
     )
 
 
@@ -98,6 +100,7 @@ def explain(
         timings={**timings, **found.timings},
         ops_before=before,
         ops_after=before,
+        notes=tuple(loaded.notes),
     )
 
 

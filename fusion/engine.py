@@ -15,7 +15,7 @@ from fusion.emit import Emitter
 from fusion.facts.analysis import Facts, analyse
 from fusion.facts.types import clear_types, fill_types
 from fusion.proof import Disproved, Prover
-from fusion.result import Proof, Refusal, Site
+from fusion.result import ASSUMPTIONS_KEY, Proof, Refusal, Site
 from fusion.rules import all_rules
 from ir_ops.ops import DOMAIN, DOMAIN_VERSION, OPS
 
@@ -154,6 +154,8 @@ def _insert(graph: ir.Graph, candidate: Candidate) -> None:
     for constant in candidate.emitter.constants:
         if id(constant) in used:
             graph.register_initializer(constant)
+    if candidate.assumptions:
+        candidate.node.metadata_props[ASSUMPTIONS_KEY] = "; ".join(candidate.assumptions)
     graph.extend(candidate.emitter.nodes)
     for old, new in candidate.replaced:
         _replace(graph, old, new)

@@ -13,6 +13,8 @@ from typing import Any
 
 Json = dict[str, Any]
 
+ASSUMPTIONS_KEY = "kvfuse.assumptions"
+"""Metadata key of a fused node: the assumptions it was fused under, joined by "; "."""
 FORMAT = 1
 """Version of the JSON form; it changes only when a field goes away or changes its meaning."""
 

@@ -18,7 +18,7 @@ from fusion.compare import compare, missing
 from fusion.external import slots
 from fusion.feeds import Feed
 from fusion.model_io import ModelLike, load
-from fusion.result import Difference, VerifyResult
+from fusion.result import ASSUMPTIONS_KEY, Difference, VerifyResult
 from fusion.runtime import Runner, open_model
 from ir_ops.dtypes import Array
 from ir_ops.errors import BadInput
@@ -27,8 +27,6 @@ from ir_ops.npz import load_npz
 Arrays = str | os.PathLike[str] | Mapping[str, Array]
 
 _RECORDED = re.compile(r"(?P<case>[^/]+)/(?P<side>in|out)/(?P<name>.+)")
-ASSUMPTIONS_KEY = "kvfuse.assumptions"
-"""Metadata key under which a fused node carries the assumptions it was fused under."""
 
 
 def verify(
