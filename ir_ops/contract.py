@@ -348,3 +348,14 @@ def quant_type_in(caches: Caches, *types: str) -> Rule:
                 yield f"{cache.cache} {case.dtype(cache.cache)}", " | ".join(types)
 
     return rule
+
+
+def caches_combine(plain: str, *caches: str) -> Callable[[Mapping[str, str]], bool]:
+    """Whether a choice of types combines: a cache has the plain type or an 8-bit one, and one 8-bit type serves all."""
+
+    def combines(choice: Mapping[str, str]) -> bool:
+        kinds = [choice[cache] for cache in caches]
+        eight = {kind for kind in kinds if kind in EIGHT_BIT}
+        return len(eight) <= 1 and all(kind in EIGHT_BIT or kind == choice[plain] for kind in kinds)
+
+    return combines

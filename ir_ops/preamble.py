@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from ir_ops.layout import CacheMode
+from ir_ops.layout import CacheMode, address, nz_block
 from ir_ops.numeric import Numeric
 
 FLOAT8_MAX = {"float8_e5m2": 57344.0, "float8_e4m3fn": 448.0}
@@ -41,14 +42,42 @@ def store(xp: Numeric, x: Any, dtype: str, scale: Any, offset: Any, float8_cast:
     return xp.cast(x, dtype)
 
 
-def slots(xp: Numeric, mode: CacheMode, index: Any, batch: Any, tokens: Any, rows: Any) -> tuple[Any, Any, Any]:
-    """Page, row and validity of every token, each ``[B*S]``."""
+@dataclass(frozen=True)
+class Slots:
+    """Where the tokens go: page, row in the page and validity, each ``[B*S]``; and the rows of a page."""
+
+    mode: CacheMode
+    page: Any
+    row: Any
+    valid: Any
+    rows: Any
+
+
+def slots(xp: Numeric, mode: CacheMode, index: Any, batch: Any, tokens: Any, rows: Any) -> Slots:
+    """The slots that ``index`` names in a cache mode, for pages (or a batch's own cache) of ``rows`` rows."""
     token = xp.arange(batch * tokens)
     slot = xp.reshape(index, [-1])
     if mode.slot == "row":
-        return token // tokens, slot, slot >= 0
+        return Slots(mode, token // tokens, slot, slot >= 0, rows)
     if mode.slot == "slot":
-        return slot // rows, slot % rows, slot >= 0
+        return Slots(mode, slot // rows, slot % rows, slot >= 0, rows)
     pages = (tokens + (rows - 1)) // rows
     slot = xp.take(slot, token // tokens * pages + token % tokens // rows)
-    return slot // rows, token % tokens % rows, slot >= 0
+    return Slots(mode, slot // rows, token % tokens % rows, slot >= 0, rows)
+
+
+def by_token(xp: Numeric, x: Any) -> Any:
+    """``[B, N, S, D]`` as ``[B*S, N, D]``."""
+    return xp.reshape(xp.transpose(x, [0, 2, 1, 3]), [-1, xp.dim(x, 1), xp.dim(x, 3)])
+
+
+def write_cache(xp: Numeric, cache: Any, places: Slots, values: Any) -> Any:
+    """The cache with ``values`` ``[B*S, N, D]``, already of its element type, at their slots."""
+    heads, width = xp.dim(values, 1), xp.dim(values, 2)
+    page, row = (xp.reshape(part, [-1, 1, 1]) for part in (places.page, places.row))
+    head = xp.reshape(xp.arange(heads), [1, -1, 1])
+    order, by_row = places.mode.order, places.mode.order != "NZ"
+    column = 0 if by_row else xp.reshape(xp.arange(width), [1, 1, -1])
+    d0 = nz_block(xp.dtype(cache))
+    offsets = address(order, page, row, head, column, rows=places.rows, heads=heads, columns=width, d0=d0)
+    return xp.write(cache, offsets, values, places.valid, rows=by_row)

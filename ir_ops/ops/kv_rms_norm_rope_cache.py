@@ -13,38 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ir_ops.contract import (
-    ASCEND_2,
-    DEVICES,
-    EIGHT_BIT,
-    FLOATS,
-    QuantCache,
-    any_quantised,
-    block_starts,
-    cos_and_sin,
-    enough_blocks,
-    even,
-    finite,
-    index_shape,
-    index_values,
-    known_word,
-    mode_of,
-    not_empty,
-    nz_width,
-    offset_needs_scale,
-    one_quant_type,
-    page_multiple,
-    page_over_one,
-    positive,
-    quant_shapes,
-    quant_type_in,
-    rank,
-    same_pages,
-    same_type,
-    scale_and_type,
-    type_in,
-    when,
-)
+from ir_ops import contract as rules
+from ir_ops.contract import ASCEND_2, DEVICES, EIGHT_BIT, FLOATS, QuantCache
 from ir_ops.declaration import (
     Attr,
     Attrs,
@@ -61,11 +31,11 @@ from ir_ops.declaration import (
     shape_text,
 )
 from ir_ops.dtypes import by_name
-from ir_ops.layout import KV_CACHE_MODES, address, nz_block
+from ir_ops.layout import KV_CACHE_MODES
 from ir_ops.numeric import Numeric
-from ir_ops.preamble import rms_norm, rotate_interleaved, slots, store
+from ir_ops.preamble import by_token, rms_norm, rotate_interleaved, slots, store, write_cache
 
-_mode = mode_of(KV_CACHE_MODES)
+_mode = rules.mode_of(KV_CACHE_MODES)
 _batch, _heads, _tokens, _rope = dim("kv", 0), dim("kv", 1), dim("kv", 2), dim("cos", -1)
 _blocks, _page = dim("k_cache", 0), dim("k_cache", 1)
 
@@ -187,7 +157,7 @@ def _device_quant_shapes(case: Case) -> Iterator[Finding]:
 
 
 def _v1_norm_plain(case: Case) -> Iterator[Finding]:
-    if any_quantised(case, _CACHES):
+    if rules.any_quantised(case, _CACHES):
         yield "Norm mode with an 8-bit cache and no v", "a paged mode, or plain caches"
 
 
@@ -202,75 +172,106 @@ def _v_given(case: Case) -> Iterator[Finding]:
 
 
 def _kirin_plain(case: Case) -> Iterator[Finding]:
-    if case.dtype("kv") != "float16" and not any_quantised(case, _CACHES):
+    if case.dtype("kv") != "float16" and not rules.any_quantised(case, _CACHES):
         yield f"kv {case.dtype('kv')}", "float16"
 
 
 def _device_rope_rows(case: Case) -> Iterator[Finding]:
     mode = str(case.attrs["cache_mode"])
-    free = mode == "Norm" or (mode == "PA" and not any_quantised(case, _CACHES))
+    free = mode == "Norm" or (mode == "PA" and not rules.any_quantised(case, _CACHES))
     if case.dim("cos", 2) == 1 and _tokens(case) > 1 and not free:
         yield f"one cos row for S = {_tokens(case)} in mode {mode}", f"{_tokens(case)} rows"
 
 
 CONSTRAINTS = (
-    Constraint("KV-01", "kv must be 4-D", rank("kv", "[B, N, S, D]")),
-    Constraint("KV-02", "no input may be empty", not_empty()),
+    Constraint("KV-01", "kv must be 4-D", rules.rank("kv", "[B, N, S, D]")),
+    Constraint("KV-02", "no input may be empty", rules.not_empty()),
     Constraint(
-        "KV-03", "gamma, cos, sin and v must have the element type of kv", same_type("kv", "gamma", "cos", "sin", "v")
+        "KV-03",
+        "gamma, cos, sin and v must have the element type of kv",
+        rules.same_type("kv", "gamma", "cos", "sin", "v"),
     ),
-    Constraint("KV-04", "the product does not take this element type", type_in("kv", "float16", "bfloat16"), DEVICES),
-    Constraint("KV-06", "a joined kv (no v) has one head", when(_v1, _v1_one_head)),
-    Constraint("KV-06", "the product does not take this head count", when(_v2, _v2_device_heads), DEVICES),
+    Constraint(
+        "KV-04", "the product does not take this element type", rules.type_in("kv", "float16", "bfloat16"), DEVICES
+    ),
+    Constraint("KV-06", "a joined kv (no v) has one head", rules.when(_v1, _v1_one_head)),
+    Constraint("KV-06", "the product does not take this head count", rules.when(_v2, _v2_device_heads), DEVICES),
     Constraint("KV-07", "the last dim of kv must be the normalised width plus the rotated width", _split),
-    Constraint("KV-08", "the rotated width must be even", even("rope width", _rope)),
-    Constraint("KV-09", "the product has fixed widths", when(_v1, _v1_device_widths), ASCEND_2),
-    Constraint("KV-10", "v, gamma and cos must fit the separate key", when(_v2, _v2_shapes)),
-    Constraint("KV-10", "the product has fixed widths for a separate key", when(_v2, _v2_device_widths), DEVICES),
-    Constraint("KV-11", "cos and sin must fit kv", cos_and_sin("kv", "[B, N or 1, S or 1, R]")),
-    Constraint("KV-11", "the product wants cos and sin for every head", when(_v2, _v2_device_cos_heads), ASCEND_2),
-    Constraint("KV-12", "unknown cache_mode", known_word("cache_mode", KV_CACHE_MODES)),
-    Constraint("KV-13", "a cache has another shape", _cache_shapes),
-    Constraint("KV-14", "the caches of Norm mode must fit the batch and hold its tokens", when(_norm, _norm_cache)),
-    Constraint("KV-15", "the paged caches must have the same pages", when(_paged, same_pages("k_cache", "ckv_cache"))),
-    Constraint("KV-15", "the product needs pages of more than one token", when(_paged, page_over_one(_page)), DEVICES),
-    Constraint("KV-16", "the product has a page size multiple", when(_paged, page_multiple(_page, _CACHES)), DEVICES),
-    Constraint("KV-17", "an NZ cache row must divide into 32-byte fractals", when(_nz, nz_width(_CACHES))),
+    Constraint("KV-08", "the rotated width must be even", rules.even("rope width", _rope)),
+    Constraint("KV-09", "the product has fixed widths", rules.when(_v1, _v1_device_widths), ASCEND_2),
+    Constraint("KV-10", "v, gamma and cos must fit the separate key", rules.when(_v2, _v2_shapes)),
+    Constraint("KV-10", "the product has fixed widths for a separate key", rules.when(_v2, _v2_device_widths), DEVICES),
+    Constraint("KV-11", "cos and sin must fit kv", rules.cos_and_sin("kv", "[B, N or 1, S or 1, R]")),
     Constraint(
-        "KV-18", "index must have one element for each token or page", index_shape(_mode, _batch, _tokens, _page)
+        "KV-11", "the product wants cos and sin for every head", rules.when(_v2, _v2_device_cos_heads), ASCEND_2
     ),
-    Constraint("KV-19", "an index is out of range or written twice", index_values(_mode, _batch, _rows, _blocks)),
+    Constraint("KV-12", "unknown cache_mode", rules.known_word("cache_mode", KV_CACHE_MODES)),
+    Constraint("KV-13", "a cache has another shape", _cache_shapes),
+    Constraint(
+        "KV-14", "the caches of Norm mode must fit the batch and hold its tokens", rules.when(_norm, _norm_cache)
+    ),
+    Constraint(
+        "KV-15",
+        "the paged caches must have the same pages",
+        rules.when(_paged, rules.same_pages("k_cache", "ckv_cache")),
+    ),
+    Constraint(
+        "KV-15",
+        "the product needs pages of more than one token",
+        rules.when(_paged, rules.page_over_one(_page)),
+        DEVICES,
+    ),
+    Constraint(
+        "KV-16",
+        "the product has a page size multiple",
+        rules.when(_paged, rules.page_multiple(_page, _CACHES)),
+        DEVICES,
+    ),
+    Constraint("KV-17", "an NZ cache row must divide into 32-byte fractals", rules.when(_nz, rules.nz_width(_CACHES))),
+    Constraint(
+        "KV-18", "index must have one element for each token or page", rules.index_shape(_mode, _batch, _tokens, _page)
+    ),
+    Constraint("KV-19", "an index is out of range or written twice", rules.index_values(_mode, _batch, _rows, _blocks)),
     Constraint(
         "KV-19",
         "a page index should be the first slot of its page",
-        when(_by_block, block_starts(_page)),
+        rules.when(_by_block, rules.block_starts(_page)),
         severity="warning",
     ),
-    Constraint("KV-20", "an offset needs its scale", offset_needs_scale(_CACHES)),
-    Constraint("KV-21", "a scale goes with an 8-bit cache and a plain cache with none", scale_and_type(_CACHES, "kv")),
-    Constraint("KV-22", "a quantisation parameter has another shape", quant_shapes(_CACHES, _heads)),
+    Constraint("KV-20", "an offset needs its scale", rules.offset_needs_scale(_CACHES)),
+    Constraint(
+        "KV-21", "a scale goes with an 8-bit cache and a plain cache with none", rules.scale_and_type(_CACHES, "kv")
+    ),
+    Constraint("KV-22", "a quantisation parameter has another shape", rules.quant_shapes(_CACHES, _heads)),
     Constraint("KV-22", "the product takes fewer parameter shapes", _device_quant_shapes, DEVICES),
-    Constraint("KV-23", "two 8-bit caches must have one element type", one_quant_type(_K, _V)),
-    Constraint("KV-24", "the product quantises to int8 only", quant_type_in(_CACHES, "int8"), ("A2", "A3", "kirin")),
+    Constraint("KV-23", "two 8-bit caches must have one element type", rules.one_quant_type(_K, _V)),
+    Constraint(
+        "KV-24", "the product quantises to int8 only", rules.quant_type_in(_CACHES, "int8"), ("A2", "A3", "kirin")
+    ),
     Constraint(
         "KV-25",
         "the product does not quantise a joined kv in Norm mode",
-        when(_v1, when(_norm, _v1_norm_plain)),
+        rules.when(_v1, rules.when(_norm, _v1_norm_plain)),
         ASCEND_2,
     ),
     Constraint(
-        "KV-26", "the product ignores offsets of a joined kv", when(_v1, _v1_offset_ignored), ASCEND_2, "warning", True
+        "KV-26",
+        "the product ignores offsets of a joined kv",
+        rules.when(_v1, _v1_offset_ignored),
+        ASCEND_2,
+        "warning",
+        True,
     ),
-    Constraint("KV-27", "the product ignores v", when(_v2, _v_given), ("950",), "warning", True),
-    Constraint("KV-27", "the product does not take v", when(_v2, _v_given), ("kirin",)),
+    Constraint("KV-27", "the product ignores v", rules.when(_v2, _v_given), ("950",), "warning", True),
+    Constraint("KV-27", "the product does not take v", rules.when(_v2, _v_given), ("kirin",)),
     Constraint("KV-28", "the product takes float16 only when nothing is quantised", _kirin_plain, ("kirin",)),
-    Constraint("KV-29", "epsilon must be finite", finite("epsilon")),
-    Constraint("KV-29", "epsilon should be positive", positive("epsilon"), severity="warning"),
+    Constraint("KV-29", "epsilon must be finite", rules.finite("epsilon")),
+    Constraint("KV-29", "epsilon should be positive", rules.positive("epsilon"), severity="warning"),
     Constraint("KV-31", "the product needs cos and sin rows for every token in this mode", _device_rope_rows, ASCEND_2),
     Constraint(
         "KV-32",
         "block_num is small for B and S",
-        when(_paged, enough_blocks(_blocks, _page, _batch, _tokens)),
+        rules.when(_paged, rules.enough_blocks(_blocks, _page, _batch, _tokens)),
         severity="warning",
     ),
 )
@@ -307,42 +308,18 @@ def _compute(xp: Numeric, x: Mapping[str, Any], attrs: Mapping[str, Any]) -> dic
         v = rms_norm(xp, xp.columns(kv, 0, norm_width), norm_width, gamma, attrs["epsilon"])
         k = rotate_interleaved(xp, xp.columns(kv, norm_width, norm_width + rope_width), cos, sin, rope_width)
         widths = (rope_width, norm_width)
-    outputs = _cached(xp, x, attrs, dict(zip(_CACHES, zip((k, v), widths, strict=True), strict=True)))
-    shape, kind = [xp.dim(x["kv"], axis) for axis in range(3)], xp.dtype(x["kv"])
-    for name, value, width in (("k_rope", k, widths[0]), ("c_kv", v, widths[1])):
-        outputs[name] = xp.cast(value, kind) if attrs["is_output_kv"] else xp.zeros([*shape, width], kind)
-    return outputs
-
-
-def _cached(
-    xp: Numeric, x: Mapping[str, Any], attrs: Mapping[str, Any], values: Mapping[QuantCache, tuple[Any, Any]]
-) -> dict[str, Any]:
-    """The caches with the fp32 values ``[B, N, S, width]`` stored."""
     mode = KV_CACHE_MODES[str(attrs["cache_mode"])]
     batch, heads, tokens = (xp.dim(x["kv"], axis) for axis in range(3))
-    rows = xp.dim(x["k_cache"], 1 if mode.paged else 2)
-    page, row, valid = slots(xp, mode, x["index"], batch, tokens, rows)
-    page, row = (xp.reshape(part, [-1, 1, 1]) for part in (page, row))
-    head = xp.reshape(xp.arange(heads), [1, -1, 1])
+    places = slots(xp, mode, x["index"], batch, tokens, xp.dim(x["k_cache"], 1 if mode.paged else 2))
     outputs: dict[str, Any] = {}
-    for cache, (value, width) in values.items():
-        old, kind = x[cache.cache], xp.dtype(x[cache.cache])
-        by_row = mode.order != "NZ"
-        column = 0 if by_row else xp.reshape(xp.arange(width), [1, 1, -1])
-        place = address(mode.order, page, row, head, column, rows=rows, heads=heads, columns=width, d0=nz_block(kind))
-        by_token = xp.reshape(xp.transpose(value, [0, 2, 1, 3]), [-1, heads, width])
-        stored = store(xp, by_token, kind, x.get(cache.scale), x.get(cache.offset), str(attrs["float8_cast"]))
-        outputs[cache.cache] = xp.write(old, place, stored, valid, rows=by_row)
+    for cache, value in zip(_CACHES, (k, v), strict=True):
+        old, scale, offset = x[cache.cache], x.get(cache.scale), x.get(cache.offset)
+        stored = store(xp, by_token(xp, value), xp.dtype(old), scale, offset, str(attrs["float8_cast"]))
+        outputs[cache.cache] = write_cache(xp, old, places, stored)
+    kind = xp.dtype(x["kv"])
+    for name, value, width in (("k_rope", k, widths[0]), ("c_kv", v, widths[1])):
+        outputs[name] = xp.cast(value, kind) if attrs["is_output_kv"] else xp.zeros([batch, heads, tokens, width], kind)
     return outputs
-
-
-def _combines(choice: Mapping[str, str]) -> bool:
-    """A cache has the type of kv or an 8-bit one; two 8-bit caches have one type (KV-21, KV-23)."""
-    caches = (choice["TK"], choice["TC"])
-    if any(kind not in EIGHT_BIT and kind != choice["T"] for kind in caches):
-        return False
-    eight = [kind for kind in caches if kind in EIGHT_BIT]
-    return len(set(eight)) <= 1
 
 
 OPERATOR = Operator(
@@ -386,6 +363,6 @@ OPERATOR = Operator(
     constraints=CONSTRAINTS,
     shapes=_shapes,
     compute=_compute,
-    combines=_combines,
+    combines=rules.caches_combine("T", "TK", "TC"),
     body_types=lambda choice: not any(by_name(kind).is_8bit_float for kind in choice.values()),
 )  # fmt: skip
