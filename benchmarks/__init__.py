@@ -36,5 +36,7 @@ def _names(argv: Sequence[str]) -> list[str]:
         elif word == "--threads" and rest and rest[0].isdigit() and int(rest[0]) > 0:
             rest.pop(0)
         elif word != "--quick":
-            raise BadUsage("unknown benchmark or option", found=word, wanted=" | ".join((*NAMES, "--quick", "--threads N")))
+            raise BadUsage(
+                "unknown benchmark or option", found=word, wanted=" | ".join((*NAMES, "--quick", "--threads N"))
+            )
     return names or list(NAMES)

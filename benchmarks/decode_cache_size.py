@@ -38,5 +38,5 @@ def run(argv: Sequence[str] = ()) -> str:
     rows = [[label, f"{seconds * 1e6:.1f}", f"{seconds / first:.2f}x"] for label, seconds in times.items()]
     ratio = times[f"{SIZES_MB[-1]} MB"] / first
     verdict = "does not depend on the cache size" if ratio <= BOUND else "DEPENDS ON THE CACHE SIZE"
-    head = [f"decode of one row, float16, cache of", "us", f"to {SIZES_MB[0]} MB"]
+    head = ["decode of one row, float16, cache of", "us", f"to {SIZES_MB[0]} MB"]
     return table(head, rows) + f"\n{SIZES_MB[0]} to {SIZES_MB[-1]} MB: {ratio:.2f}x (bound {BOUND}x): {verdict}"

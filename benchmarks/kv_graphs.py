@@ -111,8 +111,9 @@ class _Graph:
 
 def _model(problem: Problem, graph: _Graph, cache: Sequence[int], index: Sequence[int]) -> onnx.ModelProto:
     kind = by_name(problem.dtype).onnx
+    assert kind is not None
 
-    def value(name: str, shape: Sequence[int], number: int | None = kind) -> onnx.ValueInfoProto:
+    def value(name: str, shape: Sequence[int], number: int = kind) -> onnx.ValueInfoProto:
         return helper.make_tensor_value_info(name, number, list(shape))
 
     caches = {"k_cache": (*cache, ROPE), "ckv_cache": (*cache, NORM)}

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 
-def interleaved(variants: Mapping[str, Callable[[], object]], *, seconds: float = 1.0, rounds: int = 9) -> dict[str, float]:
+def interleaved(
+    variants: Mapping[str, Callable[[], object]], *, seconds: float = 1.0, rounds: int = 9
+) -> dict[str, float]:
     """Seconds a call of each variant takes: the lower quartile over rounds in which every variant has its turn.
 
     Args:

@@ -74,9 +74,9 @@ Call::Call(const KernelContext& context, const ::kvfuse::CacheMode& mode_)
       cos(context.Input(kInCos)),
       sin(context.Input(kInSin)),
       index(context.Input(kInIndex)),
-      v(context.Input(kInV)) {
-  k = {context.Input(kInKCache), context.Input(kInKRopeScale), context.Input(kInKRopeOffset), kOutKCache, kOutKRope};
-  ckv = {context.Input(kInCkvCache), context.Input(kInCKvScale), context.Input(kInCKvOffset), kOutCkvCache, kOutCKv};
+      v(context.Input(kInV)),
+      k{context.Input(kInKCache), context.Input(kInKRopeScale), context.Input(kInKRopeOffset), kOutKCache, kOutKRope},
+      ckv{context.Input(kInCkvCache), context.Input(kInCKvScale), context.Input(kInCKvOffset), kOutCkvCache, kOutCKv} {
   CheckKv();
   CheckRope();
   CheckCaches();

@@ -179,15 +179,33 @@ std::string NodeName(const OrtKernelInfo* info) {
   return name;
 }
 
+Constants::Constants(const KernelInfo& info, size_t inputs) : tensors_(inputs) {
+  constexpr int64_t kSmall = 16384;  // elements
+  constexpr size_t kAlignment = 64;
+  for (size_t input = 0; input < inputs; ++input) {
+    Tensor tensor = info.ConstantInput(input);
+    if (!tensor.given || tensor.elements > kSmall) continue;
+    const size_t bytes = static_cast<size_t>(tensor.elements) * ElementSize(tensor.type);
+    memory_.emplace_back(new char[bytes + kAlignment]);
+    char* start = memory_.back().get();
+    start += kAlignment - reinterpret_cast<uintptr_t>(start) % kAlignment;
+    if (bytes > 0) std::memcpy(start, tensor.data, bytes);
+    tensor.data = start;
+    tensors_[input] = tensor;
+  }
+}
+
 // ---- a run
 
-KernelContext::KernelContext(OrtKernelContext* context, const Declaration& declaration, const int8_t* types)
-    : context_(context), declaration_(declaration), types_(types) {
+KernelContext::KernelContext(OrtKernelContext* context, const Declaration& declaration, const int8_t* types,
+                             const Constants& constants)
+    : context_(context), declaration_(declaration), types_(types), constants_(constants) {
   Require(Runtime().KernelContext_GetInputCount(context_, &inputs_));
   Require(Runtime().KernelContext_GetOutputCount(context_, &outputs_));
 }
 
 Tensor KernelContext::Input(size_t input) const {
+  if (const Tensor* constant = constants_.Find(input)) return *constant;
   const OrtValue* value = nullptr;
   // Trailing inputs that are left out do not count, inner ones are null.
   if (input < inputs_) Require(Runtime().KernelContext_GetInput(context_, input, &value));

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -29,8 +31,8 @@ struct Tensor {
   bool given = false;
   int type = kUndefined;
   size_t rank = 0;
-  int64_t dims[kMaxRank] = {};
-  int64_t elements = 0;  // 0 when a dim is 0, INT64_MAX when the product does not fit
+  int64_t dims[kMaxRank];  // only the first `rank` are set
+  int64_t elements = 0;    // 0 when a dim is 0, INT64_MAX when the product does not fit
   void* data = nullptr;
 
   template <typename T>
@@ -70,10 +72,23 @@ class KernelInfo {
 
 std::string NodeName(const OrtKernelInfo* info);
 
+// Copies of a node's small constant inputs. Asking the runtime for a tensor costs more than many kernels' work on it.
+class Constants {
+ public:
+  explicit Constants(const KernelInfo& info, size_t inputs);
+  // The constant behind an input, or null.
+  const Tensor* Find(size_t input) const { return tensors_[input].given ? &tensors_[input] : nullptr; }
+
+ private:
+  std::vector<Tensor> tensors_;
+  std::vector<std::unique_ptr<char[]>> memory_;
+};
+
 // During a run.
 class KernelContext {
  public:
-  KernelContext(OrtKernelContext* context, const Declaration& declaration, const int8_t* types);
+  KernelContext(OrtKernelContext* context, const Declaration& declaration, const int8_t* types,
+                const Constants& constants);
 
   // Refuses an element type that is not the kernel's: old runtimes do not look at combinations.
   Tensor Input(size_t input) const;
@@ -103,6 +118,7 @@ class KernelContext {
   OrtKernelContext* context_;
   const Declaration& declaration_;
   const int8_t* types_;
+  const Constants& constants_;
   size_t inputs_ = 0, outputs_ = 0;
 };
 

@@ -69,6 +69,7 @@ struct TypedOperator : OrtCustomOp {
 struct Node {
   const TypedOperator* op;
   std::string name;
+  Constants constants;
   std::unique_ptr<Kernel> kernel;
 };
 
@@ -82,7 +83,7 @@ OrtStatus* CreateNode(const OrtCustomOp* op, const void*, const OrtKernelInfo* i
   if (status != nullptr) return status;
   return Guarded(operator_name, name.c_str(), [&] {
     const KernelInfo typed(info, *entry.declaration, Self(op).types);
-    *kernel = new Node{&Self(op), name, entry.create(typed)};
+    *kernel = new Node{&Self(op), name, Constants(typed, entry.declaration->inputs.size), entry.create(typed)};
   });
 }
 
@@ -90,7 +91,7 @@ OrtStatus* RunNode(void* kernel, OrtKernelContext* context) noexcept {
   const Node& node = *static_cast<const Node*>(kernel);
   const Declaration& declaration = *node.op->entry->declaration;
   return Guarded(declaration.name, node.name.c_str(), [&] {
-    KernelContext wrapped(context, declaration, node.op->types);
+    KernelContext wrapped(context, declaration, node.op->types, node.constants);
     node.kernel->Run(wrapped);
   });
 }

@@ -72,7 +72,8 @@ def test_special_values(special: float, kind: str) -> None:
         for name in ("kv", "cos", "v"):
             if name in call.inputs:
                 flat = call.inputs[name].reshape(-1)
-                flat[rng.integers(0, flat.size, 2)] = np.float32(special).astype(flat.dtype)
+                with np.errstate(over="ignore"):
+                    flat[rng.integers(0, flat.size, 2)] = np.float32(special).astype(flat.dtype)
         expected = OPS[NAME].reference(call.inputs, call.attrs)
         found = one_node.run(NAME, call.inputs, call.attrs)
         for name, array in expected.items():
