@@ -116,6 +116,15 @@ class Attr:
 
 
 @dataclass(frozen=True)
+class Note:
+    """A section of the operator's page that the other fields do not give: a table (header first) or a list."""
+
+    title: str
+    table: tuple[tuple[str, ...], ...] = ()
+    items: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Violation:
     """A constraint that does not hold.
 
@@ -227,6 +236,7 @@ class Operator:
         shapes: the shape rule: input specs and attributes -> output specs.
         compute: the computation over :class:`ir_ops.numeric.Numeric`: run with numpy it is the reference, run with
             the ONNX backend it writes the function body.
+        notes: what a user should know beyond the constraints: layouts, and choices where the contract leaves room.
         body_types: whether the function body exists for a choice of type variables (ONNX has no arithmetic on fp8).
     """
 
@@ -241,6 +251,7 @@ class Operator:
     compute: Compute
     combines: Callable[[Mapping[str, str]], bool] = field(default=lambda choice: True)
     body_types: Callable[[Mapping[str, str]], bool] = field(default=lambda choice: True)
+    notes: tuple[Note, ...] = ()
     since: int = 1
 
     def input(self, name: str) -> Input:

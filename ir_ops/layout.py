@@ -23,6 +23,14 @@ from ir_ops.dtypes import by_name
 ORDERS = ("BNSD", "BSND", "NZ")
 
 
+ORDER_TEXT = {
+    "BNSD": "[B, N, Scache, D]",
+    "BSND": "[block_num, block_size, N, D]",
+    "NZ": "[block_num, N, D/d0, block_size, d0]",
+}
+"""Memory order of a cache as documents write it."""
+
+
 @dataclass(frozen=True)
 class CacheMode:
     """A value of ``cache_mode``.

@@ -22,6 +22,7 @@ from ir_ops.declaration import (
     Constraint,
     Finding,
     Input,
+    Note,
     Operator,
     Output,
     Shape,
@@ -32,6 +33,7 @@ from ir_ops.declaration import (
 )
 from ir_ops.dtypes import by_name
 from ir_ops.layout import KV_CACHE_MODES
+from ir_ops.notes import cache_modes, quantisation
 from ir_ops.numeric import Numeric
 from ir_ops.preamble import by_token, rms_norm, rotate_interleaved, slots, store, write_cache
 
@@ -322,6 +324,30 @@ def _compute(xp: Numeric, x: Mapping[str, Any], attrs: Mapping[str, Any]) -> dic
     return outputs
 
 
+NOTES = (
+    cache_modes(KV_CACHE_MODES),
+    quantisation("8-bit element = value * scale + offset"),
+    Note(
+        "Choices where the contract leaves room",
+        items=(
+            "float8 caches take the scaled value directly, saturating at the largest finite value. `float8_cast` has the "
+            "other readings: `nonsaturate` gives NaN or infinity as the device kernel does, `integer` rounds and clamps "
+            "to -128..127 first, as the contract's text says for every quantised type.",
+            "hifloat8 has no ONNX type: only GE graphs can declare it.",
+            "float32 is an extension of `generic`: the contract's prototype has it, no product takes it.",
+            "`generic` takes any widths and head counts, pages of any size, quantised Norm caches, offsets, and one row "
+            "or head of cos and sin for all. Products: V1 Dk 64 and Dv 512 (A2, A3); V2 widths 192, 64, 128 and 1, 2, 4 "
+            "or 8 heads; pages of 16 tokens or a multiple, 32 where a cache is 8-bit.",
+            "Norm caches have the batch size of kv. The same row may be written in different batches.",
+            "Only -1 skips; other negative indices are refused. k_rope and c_kv are delivered for skipped tokens too.",
+            "is_output_kv is honoured in every mode; where it is false the two outputs are zeros.",
+            "Only the two _NZ modes store fractals; heads come before the column blocks.",
+            "In paged modes an index of any shape with the right number of elements is accepted.",
+            "An unknown cache_mode is refused, not read as Norm. A small block_num is a warning: the slots decide.",
+        ),
+    ),
+)
+
 OPERATOR = Operator(
     name="KvRmsNormRopeCache",
     doc=__doc__,
@@ -361,6 +387,7 @@ OPERATOR = Operator(
              "clamp to -128..127 first, the contract read literally)", ("saturate", "nonsaturate", "integer"), True),
     ),
     constraints=CONSTRAINTS,
+    notes=NOTES,
     shapes=_shapes,
     compute=_compute,
     combines=rules.caches_combine("T", "TK", "TC"),
