@@ -47,7 +47,7 @@ def sections(op: Operator) -> list[Section]:
         Section(
             "Constraints",
             [
-                "Checked by `check()` and by the kernel, with the same ids and words. The CPU kernel accepts `generic`. "
+                "Checked by `check()` and the kernel, with the same ids and words. The CPU kernel accepts `generic`. "
                 "For every operator IN-01 to IN-03 refuse unknown and missing inputs and element types that an input "
                 "does not take, AT-01 to AT-04 unknown, missing and wrong attributes."
             ],

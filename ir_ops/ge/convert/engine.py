@@ -10,7 +10,7 @@ from functools import partial
 import onnx_ir as ir
 
 from ir_ops.dtypes import DType, by_onnx
-from ir_ops.errors import ExportError, KvfuseError
+from ir_ops.errors import BadModel, ExportError, KvfuseError
 from ir_ops.ge.builder import GraphBuilder
 from ir_ops.ge.convert import load_families
 from ir_ops.ge.convert.caches import in_place_inputs
@@ -122,6 +122,9 @@ class Engine:
             pass
         except Unsupported as reason:
             self._fail(label, name, reason.reason, reason.nearest)
+        except BadModel:
+            # unreadable weights are no matter of this node's conversion
+            raise
         except KvfuseError as error:
             self._fail(label, name, error.what + (f" (found {error.found})" if error.found else ""), error.wanted)
         for value in node.outputs:
@@ -142,7 +145,7 @@ class Engine:
         contents: list[Known | None] = [None] * count
         if not domain:
             contents = fold(node.op_type, inputs, attrs, version, count)
-            made_of = folded_dtype(node.op_type, inputs, attrs)
+            made_of = folded_dtype(node.op_type, inputs, attrs) if contents[0] is not None else None
             settled = [_settled(known, value, made_of) for known, value in zip(contents, node.outputs, strict=True)]
             if all(operand is not None for operand in settled):
                 for value, operand in zip(node.outputs, settled, strict=True):

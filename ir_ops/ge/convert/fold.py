@@ -44,7 +44,7 @@ def fold(
         return nothing
     try:
         found = rule(inputs, attrs, version)
-    except (ValueError, IndexError, TypeError, ZeroDivisionError, OverflowError):
+    except (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError, OverflowError):
         # contents that do not fit the operator: the conversion itself reports what is wrong
         return nothing
     if found is None:

@@ -142,9 +142,10 @@ def split(n: NodeCall) -> Result:
     note="computed bounds are taken; steps must be constant; negative steps run on GE's aicpu path only",
 )
 def slice_(n: NodeCall) -> Result:
-    count = n.shape(1)[0]
-    axes = n.ints(3) if n.has(3) else list(range(count))
-    steps = n.ints(4) if n.has(4) else [1] * count
+    axes = n.ints(3) if n.has(3) else list(range(n.shape(1)[0]))
+    if not n.has(3) and n.shape(1)[0] < 0:
+        raise Unsupported("Slice without axes and with an unknown number of bounds", "axes, or input_shapes")
+    steps = n.ints(4) if n.has(4) else [1] * len(axes)
     if any(step < 0 for step in steps):
         n.note(f"{n.name}: a negative step runs on the aicpu path of StridedSliceV2 only")
     places = [n.axis(axis, n.rank(0)) for axis in axes]
@@ -169,6 +170,8 @@ def _bounds(n: NodeCall, index: int, places: list[int]) -> Any:
 def expand(n: NodeCall) -> Result:
     dims, known = n.shape(0), n.known(1)
     length = n.shape(1)[0]
+    if length < 0:
+        return _expand_at_run_time(n)
     target: list[int | None] = [None] * length if known is None else list(known.reshape(-1))
     rank = max(length, len(dims))
     padded = (1,) * (rank - len(dims)) + tuple(dims)
@@ -181,6 +184,10 @@ def expand(n: NodeCall) -> Result:
     # a computed target is right as it stands where it cannot be a 1 against a larger dim
     if rank == length and all(a == 1 or (b is not None and b > 1) for a, b in zip(padded, wanted, strict=True)):
         return n.emit("BroadcastTo", {"x": n.x(0), "shape": n.x(1)})
+    return _expand_at_run_time(n)
+
+
+def _expand_at_run_time(n: NodeCall) -> Tensor:
     if n.dtype(0).name != "bfloat16":
         return n.emit("Expand", {"x": n.x(0), "shape": n.x(1)})
     wide = n.emit("Expand", {"x": n.cast(n.x(0), "float32", "widen"), "shape": n.x(1)}, part="expand")
