@@ -6,12 +6,12 @@ BIN    := $(VENV)/bin
 OUT    ?= out/demo
 JOBS   ?= 2
 
-CXX_SOURCES = $(shell find custom_ort -name '*.cc' -o -name '*.h' -o -name '*.hpp' -o -name CMakeLists.txt -o -name '*.cmake')
-CXX_STYLE   = $(filter %.cc %.h %.hpp,$(CXX_SOURCES))
+CXX_SOURCES = $(shell find custom_ort -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name '*.map' -o -name CMakeLists.txt)
+CXX_STYLE   = $(filter %.cc %.h %.inc,$(CXX_SOURCES)) $(wildcard tests/custom_ort/*.cc)
 # An editable install knows the packages that existed when it was made: a new one needs another.
 PACKAGES    = $(shell find ir_ops fusion custom_ort models benchmarks -name __init__.py)
 
-.PHONY: demo test lint format bench docs install clean
+.PHONY: demo test lint format bench sanitize docs install clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed ## fuse, verify, run and export the shipped DeepSeek-V3 layer
@@ -33,6 +33,9 @@ format: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/kvfuse bench
+
+sanitize: $(VENV)/.installed ## the kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	PYTHON=$(BIN)/python custom_ort/sanitize.sh
 
 install: $(VENV)/.installed
 
