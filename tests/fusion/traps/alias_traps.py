@@ -11,8 +11,8 @@ from tests.fusion.zoo.ropes import deinterleaved, products
 from tests.fusion.zoo.spec import Parameters
 from tests.fusion.zoo.spellings import Preamble
 
-READER = ("reader", "read", "alias", "old")
-INSIDE = ("output", "inside", "deliver")
+READER = ("reader", "read by", "alias", "old cache", "old value")
+INSIDE = ("inside", "deliver", "inner")
 
 
 class Extended(Preamble):

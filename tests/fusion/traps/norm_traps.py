@@ -9,7 +9,7 @@ from tests.fusion.zoo.graph import END
 from tests.fusion.zoo.spec import Parameters
 from tests.fusion.zoo.spellings import Preamble
 
-NORM = ("norm", "rms", "c_kv", "ckv")
+NORM = ("norm", "rms")
 
 
 class OwnNorm(Preamble):
@@ -47,7 +47,7 @@ class WrongCount(OwnNorm):
         return self.g.op("Div", total, self.g.scalar(float(self.spec.normalised - 1)))
 
 
-@trap("the mean is taken off first: a layer norm", *NORM)
+@trap("the mean is taken off first: no norm of kv, though one of a value that may be put in front", *NORM, sites=(0, 1))
 class MeanCentred(OwnNorm):
     def normalise(self, x: str, p: Parameters) -> str:
         centred = self.g.op("Sub", x, self.g.reduce("ReduceMean", x))

@@ -112,7 +112,7 @@ class ScaledBeforeRotation(OwnQuant):
         return rows if which == "k" else super().scaled(rows, which, scale)
 
 
-@trap("a square root of the scaled rows is quantised", *QUANT, quant="multiply")
+@trap("a hyperbolic tangent of the rows is quantised", *QUANT, quant="multiply")
 class NotLinear(OwnQuant):
     def scaled(self, rows: str, which: str, scale: Array) -> str:
         return super().scaled(self.g.op("Tanh", rows), which, scale)

@@ -10,7 +10,7 @@ from tests.fusion.zoo.ropes import deinterleaved, products, rotate_half
 from tests.fusion.zoo.spec import Parameters
 from tests.fusion.zoo.spellings import Preamble
 
-ROPE = ("rotat", "rope", "k_cache", "k_rope")
+ROPE = ("rotat", "rope")
 SIGN = ("sign", "inverse", "direction")
 ORDER = ("interleave", "order", "permut", "halves", "table", "column")
 
@@ -48,7 +48,7 @@ class NoSign(OwnRope):
         return self.g.op("Concat", self.g.slice(z, d // 2, END, 3), self.g.slice(z, 0, d // 2, 3), axis=-1)
 
 
-@trap("the halves of the result are swapped", *ORDER)
+@trap("the halves of the result are swapped", *ORDER, *SIGN)
 class SwappedHalves(OwnRope):
     def rotate(self, x: str) -> str:
         low, high = self.g.halves(super().rotate(x))

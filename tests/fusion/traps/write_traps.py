@@ -11,7 +11,7 @@ from tests.fusion.zoo.spellings import Preamble
 from tests.fusion.zoo.writes import Sizes, pairs, tokens
 
 SLOTS = ("slot", "index")
-WRITE = ("write", "written", "cache", "row", "address", "layout", "mode")
+WRITE = ("write-", "in place", "address", "layout", "row-order", "another order")
 
 
 class OwnWrite(Preamble):
@@ -174,7 +174,7 @@ class Slides(OwnWrite):
     length = 13
 
 
-@trap("other rows are written over it afterwards; the first write may still be fused", *WRITE, sites=(0, 1))
+@trap("other rows are written over it afterwards; the first write may still be fused", *WRITE, "values", sites=(0, 1))
 class WrittenTwice(OwnWrite):
     def write(self, which: str, cache: str, rows: str) -> str:
         g, n = self.g, self.spec.cache_sizes(which)
