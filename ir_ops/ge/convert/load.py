@@ -51,13 +51,16 @@ def _model(source: Source) -> ir.Model:
     if isinstance(source, ir.Model):
         return source.clone()
     if isinstance(source, onnx.ModelProto):
-        return ir.from_proto(source)
+        try:
+            return ir.from_proto(source)
+        except ir.serde.SerdeError as error:
+            raise BadModel("not a valid ONNX model", where=source.graph.name, found=str(error)) from None
     path = Path(source)
     if not path.is_file():
         raise BadModel("no such file", where=str(source))
     try:
         return ir.load(path)
-    except (DecodeError, ValueError, TypeError, AttributeError, KeyError) as error:
+    except (DecodeError, ir.serde.SerdeError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise BadModel("not an ONNX model", where=str(source), found=str(error) or type(error).__name__) from None
 
 

@@ -59,10 +59,9 @@ class WeightPlan:
         if isinstance(tensor, ir.ExternalTensor):
             path = Path(os.path.abspath(tensor.path))
             offset = int(tensor.offset or 0)
-        elif self.own_file is not None:
-            path, offset = Path(os.path.abspath(self.own_file)), self._append(tensor)
         else:
-            raise BadUsage("weights in memory do not fit into the file", where=name, hint="give an output path")
+            assert self.own_file is not None
+            path, offset = Path(os.path.abspath(self.own_file)), self._append(tensor)
         self.files.add(path)
         return builder.file_constant(path, offset, tensor.nbytes, dtype, shape, name=name)
 
@@ -94,12 +93,14 @@ def make_plan(model: ir.Model, mode: str, out: Path | None, limit: int = INLINE_
     """The plan for a model: ``auto`` keeps weights inline as long as they fit into one file.
 
     Raises:
-        BadUsage: an unknown mode.
+        BadUsage: an unknown mode, or weights that are only in memory and may not be written anywhere.
     """
     if mode not in MODES:
         raise BadUsage("unknown place for weights", found=mode, wanted=" | ".join(MODES))
-    total = sum(
-        value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None
-    )
-    external = mode == "external" or (mode == "auto" and total >= limit)
+    tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
+    external = mode == "external" or (mode == "auto" and sum(tensor.nbytes for tensor in tensors) >= limit)
+    homeless = [tensor for tensor in tensors if tensor.nbytes > SMALL and not isinstance(tensor, ir.ExternalTensor)]
+    if external and out is None and homeless:
+        where, hint = homeless[0].name or "", "give an output path"
+        raise BadUsage("weights in memory do not fit into the file", where=where, hint=hint)
     return WeightPlan(external, None if out is None else out.with_suffix(".weights"))

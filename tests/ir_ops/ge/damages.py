@@ -263,7 +263,7 @@ CASES: list[tuple[int, set[str], str, Damage]] = [
     (9, E, "no file", do(drop("shared", "location"))),
     (9, N, "a relative path", field("shared.attr[location].s", b"big.bin")),
     (10, E, "an edge from nowhere", lambda m: op(m, "NetOutput").input.__setitem__(2, "nowhere:0")),
-    (10, E, "an edge from an output that does not exist", lambda m: op(m, "NetOutput").input.__setitem__(2, "concat:7")),
+    (10, E, "an edge from no output", lambda m: op(m, "NetOutput").input.__setitem__(2, "concat:7")),
     (11, E, "one edge too many", lambda m: op(m, "cast").input.append("mean:0")),
     (12, E, "a layout on an absent input", field("attention.input_desc[3].layout", "ND")),
     (12, E, "an absent required input", do(
