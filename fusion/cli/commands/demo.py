@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fusion.report import Style
     from fusion.result import FusionResult
-    from ir_ops.dtypes import Array
 
 HELP = "show it all on a shipped DeepSeek-V3 layer: explain, fuse, verify, decode, export"
 
-_CACHE_SHAPES = {"key_cache.0": (2, 1, 16, 512), "value_cache.0": (2, 1, 16, 64)}
 _PROMPT = [[53, 28, 11, 5], [13, 23, 22, 40]]
 _STEPS = 11
-_ROUNDS = 20
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,38 +103,36 @@ def _decode(graph: Path, fused: Path, style: Style) -> bool:
     """Greedy decoding with both models: the tokens must agree."""
     import numpy as np
 
-    import custom_ort
     from fusion.cli import decode
 
     print(
         style.bold("4  Decode with it") + style.dim("  caches bound in place: custom_ort.bind(session, feeds, aliases)")
     )
-    prompt = np.asarray(_PROMPT)
-    sessions = {"original": custom_ort.session(graph), "fused": custom_ort.session(fused)}
-    caches: dict[str, dict[str, Array]] = {}
-    results: dict[str, list[decode.Decoded]] = {"original": [], "fused": []}
-    for _ in range(_ROUNDS):  # in turns, so that both meet the same machine
-        for name, prepare in (("original", decode.plain), ("fused", decode.in_place)):
-            caches[name] = decode.empty_caches(_CACHE_SHAPES)
-            results[name].append(decode.greedy(prepare(sessions[name], caches[name]), prompt, _STEPS))
-    tokens = {name: found[0].tokens for name, found in results.items()}
-    same = bool(np.array_equal(tokens["original"], tokens["fused"]))
-    for row in range(prompt.shape[0]):
-        chosen = " ".join(str(token) for token in tokens["fused"][row])
-        print(f"   prompt {' '.join(map(str, prompt[row]))} -> {chosen}")
-    apart = _cache_difference(caches)
-    print(f"   tokens of the original: {_said(same, style)}; largest difference in a cache {apart:.2g}")
-    micro = {name: 1e6 * min(item.seconds for item in found) for name, found in results.items()}
-    ratio = micro["original"] / micro["fused"]
-    print(f"   a step of the original, plain run:       {micro['original']:6.0f} us")
-    print(f"   a step of the fused one, bound in place: {micro['fused']:6.0f} us, ", end="")
-    print(style.bold(f"{ratio:.1f} times as fast"), end="\n\n")
+    prompt, ours, theirs = np.asarray(_PROMPT), decode.empty_caches(), decode.empty_caches()
+    tokens = decode.greedy(decode.in_place(decode.open_session(fused), ours), prompt, _STEPS)
+    wanted = decode.greedy(decode.plain(decode.open_session(graph), theirs), prompt, _STEPS)
+    same = bool(np.array_equal(tokens, wanted))
+    for given, chosen in zip(prompt, tokens, strict=True):
+        print(f"   prompt {' '.join(map(str, given))} -> {' '.join(map(str, chosen))}")
+    apart = max(float(np.abs(ours[name].astype("f4") - theirs[name].astype("f4")).max()) for name in ours)
+    print(
+        f"   against the original, run the plain way: tokens {_said(same, style)}, caches at most {apart:.2g} apart\n"
+    )
+    print(_indented("\n".join(_cost_table(graph, fused))), end="\n\n")
     return same
 
 
-def _cache_difference(caches: Mapping[str, Mapping[str, Array]]) -> float:
-    pairs = [(caches["original"][name], caches["fused"][name]) for name in _CACHE_SHAPES]
-    return max(float(abs(a.astype("f4") - b.astype("f4")).max()) for a, b in pairs)
+def _cost_table(graph: Path, fused: Path) -> list[str]:
+    from fusion.cli import decode
+    from fusion.report import table
+
+    times = decode.costs(graph, fused)
+    sizes = [len(decode.preamble(path).graph.node) for path in (graph, fused)]
+    rows = [["one token, one thread", "original", "fused, in place", ""]]
+    for part, label in (("layer", "the whole layer"), ("preamble", f"its preamble ({sizes[0]} nodes, now {sizes[1]})")):
+        before, after = times[f"{part} plain"], times[f"{part} in place"]
+        rows.append([label, f"{1e6 * before:.0f} us", f"{1e6 * after:.0f} us", f"{before / after:.1f}x"])
+    return table(rows, right=(1, 2, 3))
 
 
 def _export(fused: Path, record: Path, out: Path, style: Style) -> bool:
