@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -23,7 +24,7 @@ def save_npz(path: str | os.PathLike[str], arrays: Mapping[str, Array]) -> None:
     stored: dict[str, Array] = {}
     for name, array in arrays.items():
         suffix = by_numpy(array.dtype).suffix
-        stored[name + suffix] = np.ascontiguousarray(array).view(_BITS[array.dtype.itemsize]) if suffix else array
+        stored[name + suffix] = np.asarray(array, order="C").view(_BITS[array.dtype.itemsize]) if suffix else array
     with replacing(path) as part, part.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, **stored)
 
@@ -35,7 +36,7 @@ def load_npz(path: str | os.PathLike[str]) -> dict[str, Array]:
         BadInput: the file is missing, is not an npz file, or holds pickled objects.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             return dict(_decoded(key, file[key]) for key in file.files)
     except FileNotFoundError:
         raise BadInput("no such file", where=str(path)) from None
