@@ -211,7 +211,7 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "6  The files",
     ):
         assert heading in said.out
-    assert "tokens of the original: equal" in said.out
+    assert "tokens equal" in said.out
     assert "NOT equal" not in said.out
     names = {path.name for path in (tmp_path / "demo").iterdir()}
     assert names == {"fused.onnx", "fused.html", "fused.json", "fused.air", "fused.io.json", "fused.txt"}

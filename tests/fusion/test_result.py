@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -77,3 +78,10 @@ def test_nothing_compared_is_not_equal() -> None:
 def test_records_do_not_change(record: object) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         record.text = "other"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("record", [Proof, Site, Refusal, Difference], ids=lambda record: record.__name__)
+def test_every_field_is_documented(record: type) -> None:
+    page = (Path(__file__).parents[2] / "docs/json.md").read_text()
+    for field in dataclasses.fields(record):
+        assert f"`{field.name}`" in page
