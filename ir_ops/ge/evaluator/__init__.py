@@ -19,6 +19,7 @@ from ir_ops.errors import BadInput, BadModel
 from ir_ops.ge import air
 from ir_ops.ge.evaluator.registry import EvalCall, Evaluate, Result, evaluators
 from ir_ops.ge.model import Edge, Model, Node, TensorType, inputs_of, outputs_of
+from ir_ops.ge.naming import sanitise
 from ir_ops.ge.prototypes import find
 
 _FAMILIES = ("sources", "elementwise", "movement", "indexing", "reduction", "products", "quantisation", "fused")
@@ -62,7 +63,8 @@ def execute(source: str | os.PathLike[str] | Model, inputs: Mapping[str, Array])
 
     Args:
         source: an ``.air`` file or a model.
-        inputs: input name -> array of the declared type (bf16 and fp8 as ml_dtypes arrays).
+        inputs: input name, or the ONNX name it was made from -> array of the declared type (bf16 and fp8 as ml_dtypes
+            arrays).
 
     Raises:
         BadModel: the file cannot be read, or has an operator without an evaluator.
@@ -79,6 +81,8 @@ def execute(source: str | os.PathLike[str] | Model, inputs: Mapping[str, Array])
 
 def _checked(model: Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
     wanted = {entry.name: entry.type for entry in inputs_of(model)}
+    # names as the ONNX model had them, before characters that GE does not take were replaced
+    inputs = {name if name in wanted else sanitise(name): array for name, array in inputs.items()}
     unknown, absent = sorted(set(inputs) - set(wanted)), sorted(set(wanted) - set(inputs))
     if unknown or absent:
         found = "; ".join(f"{what} {names}" for what, names in (("unknown", unknown), ("missing", absent)) if names)

@@ -136,6 +136,12 @@ class TestRefusals:
         with pytest.raises(BadInput, match="an input has another type"):
             run(model, {"x": X[:, :3]})
 
+    def test_names_of_the_onnx_model_are_taken_too(self) -> None:
+        b = GraphBuilder("g")
+        b.output(b.Neg(b.data("x:0", "float32", (2, 4))), "y")
+        np.testing.assert_array_equal(run(b.build(), {"x:0": X})["y"], -X)
+        np.testing.assert_array_equal(run(b.build(), {"x_0": X})["y"], -X)
+
     def test_operators_without_an_evaluator(self) -> None:
         b = GraphBuilder("g")
         x = b.data("x", "float16", (2, 8))
