@@ -27,10 +27,10 @@ def rotate_interleaved(xp: Numeric, x: Any, cos: Any, sin: Any, width: Any) -> A
 
 
 def store(xp: Numeric, x: Any, dtype: str, scale: Any, offset: Any, float8_cast: str) -> Any:
-    """The fp32 row as the cache holds it; a NaN becomes the int8 0."""
+    """A row as the cache holds it, quantised in fp32; a NaN becomes the int8 0."""
     if scale is None:
         return xp.cast(x, dtype)
-    x = x * scale
+    x = xp.cast(x, "float32") * scale
     if offset is not None:
         x = x + offset
     if dtype == "int8":

@@ -304,8 +304,7 @@ def _compute(xp: Numeric, x: Mapping[str, Any], attrs: Mapping[str, Any]) -> dic
         key = rms_norm(xp, kv, norm_width, gamma, attrs["epsilon"])
         rotated = rotate_interleaved(xp, xp.columns(key, 0, rope_width), cos, sin, rope_width)
         k = xp.concat_columns([rotated, xp.columns(key, rope_width, norm_width)])
-        v = xp.cast(x["v"], "float32")
-        widths = (norm_width, xp.dim(x["v"], 3))
+        v, widths = x["v"], (norm_width, xp.dim(x["v"], 3))
     else:
         v = rms_norm(xp, xp.columns(kv, 0, norm_width), norm_width, gamma, attrs["epsilon"])
         k = rotate_interleaved(xp, xp.columns(kv, norm_width, norm_width + rope_width), cos, sin, rope_width)
