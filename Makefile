@@ -37,6 +37,10 @@ bench: $(VENV)/.installed
 sanitize: $(VENV)/.installed ## the kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	PYTHON=$(BIN)/python custom_ort/sanitize.sh
 
+docs: $(VENV)/.installed ## what is generated from the declarations: operator pages, kernel headers
+	$(BIN)/python -m ir_ops.docs_page
+	$(BIN)/python -m ir_ops.codegen
+
 install: $(VENV)/.installed
 
 # The environment: tools first, then kvfuse itself in editable form (Python changes are live, C++ changes rebuild).
