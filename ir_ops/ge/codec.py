@@ -7,8 +7,6 @@ Reading takes those away again, together with the spellings in which a file that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ir_ops.dtypes import UNDEFINED_GE_PROTO, by_ge_proto
 from ir_ops.errors import BadModel
 from ir_ops.ge import attrs as attr_codec
@@ -49,7 +47,9 @@ def is_reserved_attr(name: str) -> bool:
 
 class _Encoder:
     def __init__(self) -> None:
+        # descriptors and name lists repeat all over a graph: made once, copied after that
         self._descs: dict[TensorType, Message] = {}
+        self._names: dict[tuple[str, ...], tuple[Message, Message]] = {}
 
     def desc(self, message: Message, tensor: TensorType, name: str = "") -> None:
         made = self._descs.get(tensor)
@@ -63,6 +63,17 @@ class _Encoder:
         self.desc(message.desc, const.type)
         message.data = const.data
 
+    def names(self, message: Message, prefix: str, names: tuple[str, ...]) -> None:
+        if not names:
+            return
+        made = self._names.get(names)
+        if made is None:
+            made = self._names[names] = (attr_codec.new_attr(), attr_codec.new_attr())
+            attr_codec.set_list(made[0], AttrKind.LIST_STRING, names)
+            attr_codec.set_list(made[1], AttrKind.LIST_INT, range(len(names)))
+        message.attr[f"{prefix}_key"].CopyFrom(made[0])
+        message.attr[f"{prefix}_value"].CopyFrom(made[1])
+
     def node(self, message: Message, node: Node) -> None:
         message.name, message.type = node.name, node.type
         for slot in node.inputs:
@@ -73,20 +84,14 @@ class _Encoder:
         for port in node.outputs:
             self.desc(message.output_desc.add(), port.type, port.name)
         message.subgraph_name.extend(node.subgraphs)
-        _encode_names(message, "_input_name", [slot.name for slot in node.inputs])
-        _encode_names(message, "_output_name", [port.name for port in node.outputs])
+        self.names(message, "_input_name", tuple(slot.name for slot in node.inputs))
+        self.names(message, "_output_name", tuple(port.name for port in node.outputs))
         for key, attr in node.attrs.items():
             if key == OUTPUT_NAME_ATTR:
                 for desc, text in zip(message.input_desc, attr.value, strict=True):
                     desc.attr[OUTPUT_NAME_ATTR].s = text.encode()
             else:
                 attr_codec.encode_attr(message.attr[key], attr, self.tensor)
-
-
-def _encode_names(message: Message, prefix: str, names: Sequence[str]) -> None:
-    if names:
-        attr_codec.set_list(message.attr[f"{prefix}_key"], AttrKind.LIST_STRING, names)
-        attr_codec.set_list(message.attr[f"{prefix}_value"], AttrKind.LIST_INT, range(len(names)))
 
 
 def _encode_desc(tensor: TensorType) -> Message:

@@ -161,7 +161,7 @@ def _slice(inputs: Sequence[Operand | None], attrs: Attrs, version: int) -> Know
     steps = _ints(inputs, 4) if _has(inputs, 4) else [1] * len(starts)
     cut = [slice(None)] * x.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        cut[axis] = slice(start, None if step < 0 and end < -(2**31) else end, step)
+        cut[axis] = slice(start, end, step)
     return x[tuple(cut)]
 
 

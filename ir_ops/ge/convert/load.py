@@ -17,6 +17,7 @@ from ir_ops.ge.model import Shape
 from ir_ops.ops import DOMAIN, OPS
 
 Source = str | os.PathLike[str] | onnx.ModelProto | ir.Model
+OLDEST_OPSET = 11
 InputShapes = Mapping[str, Sequence[int]]
 
 
@@ -26,9 +27,11 @@ def load(source: Source) -> ir.Model:
     Local functions of the declared operators are dropped (the operators themselves are exported), all others inlined.
 
     Raises:
-        BadModel: no such file, not an ONNX model, or functions that cannot be inlined.
+        BadModel: no such file, not an ONNX model, an opset before 11 or newer than the installed onnx, or functions
+            that cannot be inlined.
     """
     model = _model(source)
+    _check_opset(model)
     for key in [key for key in model.functions if key[0] == DOMAIN and key[1] in OPS]:
         del model.functions[key]
     try:
@@ -45,6 +48,13 @@ def load(source: Source) -> ir.Model:
             "the model cannot be prepared for export", where=model.graph.name or "", found=str(error)
         ) from None
     return model
+
+
+def _check_opset(model: ir.Model) -> None:
+    newest, found = onnx.defs.onnx_opset_version(), opset(model, "")
+    if not OLDEST_OPSET <= found <= newest:
+        raise BadModel("the model's opset is not known", where=model.graph.name or "", found=str(found),
+                       wanted=f"{OLDEST_OPSET} to {newest}")  # fmt: skip
 
 
 def _model(source: Source) -> ir.Model:

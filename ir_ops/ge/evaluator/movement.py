@@ -95,7 +95,7 @@ def strided_slice(call: EvalCall) -> Array:
     steps = call.ints("strides") if call.get("strides") is not None else [1] * len(begins)
     cut = [slice(None)] * x.ndim
     for begin, end, axis, step in zip(begins, ends, axes, steps, strict=True):
-        cut[axis] = slice(begin, None if step < 0 and end < -x.shape[axis] else end, step)
+        cut[axis] = slice(begin, end, step)
     return np.ascontiguousarray(x[tuple(cut)]).reshape(x[tuple(cut)].shape)
 
 

@@ -197,7 +197,7 @@ def slice_length(dim: int, begin: int | None, end: int | None, step: int | None)
     """Length of ``begin:end:step`` of a dim; -1 when it cannot be told."""
     if dim < 0 or begin is None or end is None or step is None:
         return -1
-    return len(range(*slice(begin, end if end > -(2**62) else None, step).indices(dim)))
+    return len(range(*slice(begin, end, step).indices(dim)))
 
 
 @infers("Expand", "BroadcastTo")

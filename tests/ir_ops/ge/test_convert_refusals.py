@@ -152,6 +152,11 @@ class TestBadArguments:
         with pytest.raises(BadModel, match="not an ONNX model"):
             export(tmp_path / "bad.onnx")
 
+    @pytest.mark.parametrize("opset", [7, 99])
+    def test_opsets_nobody_knows(self, opset: int) -> None:
+        with pytest.raises(BadModel, match=f"the model's opset is not known; found {opset}, wanted 11 to"):
+            export(Case("Neg", [X], opset=opset).model())
+
     def test_functions_that_are_no_functions(self) -> None:
         model = Case("Neg", [X]).model()
         body = [helper.make_node("Neg", ["x"], ["elsewhere"])]
