@@ -83,7 +83,7 @@ def test_equations_that_are_no_batched_product() -> None:
 
 
 @given(
-    st.sampled_from([np.int8, np.uint8]), st.sampled_from([np.int8, np.uint8]), st.integers(0, 100), st.integers(0, 100),
+def test_integer_products(left: type, right: type, za: int, zb: int, kind: str, later: bool) -> None:
     st.sampled_from(["none", "scalar", "columns"]), st.booleans(),
 )  # fmt: skip
 @settings(max_examples=40)
