@@ -82,18 +82,17 @@ def test_equations_that_are_no_batched_product() -> None:
         assert batch_product(equation) is None
 
 
-@given(
-def test_integer_products(left: type, right: type, za: int, zb: int, kind: str, later: bool) -> None:
-    st.sampled_from(["none", "scalar", "columns"]), st.booleans(),
-)  # fmt: skip
+byte = st.sampled_from([np.int8, np.uint8])
+zero = st.integers(0, 100)
+
+
+@given(byte, byte, zero, zero, st.sampled_from(["none", "scalar", "columns"]), st.booleans())
 @settings(max_examples=40)
-def test_integer_products_with_zero_points(
-    left: type, right: type, za: int, zb: int, kind: str, computed: bool
-) -> None:
+def test_integer_products(left: type, right: type, za: int, zb: int, kind: str, later: bool) -> None:
     rng = np.random.default_rng(za)
     a, b = (rng.integers(np.iinfo(t).min, np.iinfo(t).max, shape, t) for t, shape in ((left, (3, 4)), (right, (4, 5))))
     zeros = [np.array(za, left), np.full(5, zb, right) if kind == "columns" else np.array(zb, right)]
-    extra = [] if kind == "none" else [zero if later else Fixed(zero) for zero in zeros]
+    extra = [] if kind == "none" else [value if later else Fixed(value) for value in zeros]
     compare(Case("MatMulInteger", [a, b, *extra]), False)
 
 
