@@ -90,7 +90,8 @@ class NumpyNumeric:
         return reshaped
 
     def transpose(self, x: Array, perm: Sequence[int]) -> Array:
-        return x.transpose(perm)
+        turned: Array = x.transpose(perm)
+        return turned
 
     def columns(self, x: Array, start: int, stop: int, step: int = 1) -> Array:
         return x[..., start:stop:step]
@@ -129,7 +130,7 @@ class NumpyNumeric:
         return np.zeros(tuple(dims), by_name(dtype).np)
 
     def write(self, cache: Array, offsets: Array, values: Array, valid: Array, *, rows: bool) -> Array:
-        result = cache.copy(order="C")
+        result: Array = cache.copy(order="C")
         places = offsets[valid] + np.arange(values.shape[-1]) if rows else offsets[valid]
         result.reshape(-1)[places] = values[valid]
         return result

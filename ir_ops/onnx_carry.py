@@ -9,8 +9,8 @@ operator that differ in more than sizes need one function each, told apart by th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
@@ -25,6 +25,8 @@ from ir_ops.ops import DOMAIN, OPS
 
 _FUNCTION_IR, _OVERLOAD_IR = 9, 10
 """First IR versions with attribute defaults of functions and with overloads."""
+_FIRST_GUARDED = 12
+"""First opset in which a body can read its node's attributes."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,9 @@ class Call:
 class Carried:
     """Functions for a model; for each call its overload name, and the reason if it has no function (else "")."""
 
-    functions: list[FunctionProto] = field(default_factory=list)
-    overloads: list[str] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
+    functions: list[FunctionProto]
+    overloads: list[str]
+    reasons: list[str]
 
 
 def functions_for(calls: Sequence[Call], opset: int) -> Carried:
@@ -51,28 +53,24 @@ def functions_for(calls: Sequence[Call], opset: int) -> Carried:
     Calls of an operator that get the same body share it. If there are several bodies, the first keeps the empty
     overload name, the others are numbered from 2, and all are guarded.
     """
-    bodies: dict[str, dict[bytes, Call]] = defaultdict(dict)
-    keys: list[bytes] = []
-    reasons = [no_body_reason(call.op, call.inputs, call.attrs, opset) for call in calls]
-    for call, reason in zip(calls, reasons, strict=True):
-        key = b"" if reason else _body(call, opset).SerializeToString(deterministic=True)
-        keys.append(key)
-        if key:
-            bodies[call.op.name].setdefault(key, call)
+    carried = Carried(
+        [], [""] * len(calls), [no_body_reason(call.op, call.inputs, call.attrs, opset) for call in calls]
+    )
+    by_operator: dict[str, list[int]] = defaultdict(list)
     for place, call in enumerate(calls):
-        if keys[place] and not _told_apart(bodies[call.op.name].values(), opset):
-            reasons[place] = (
-                "the model has other nodes of the operator that only differ in element types, or an opset before 12"
-            )
-            keys[place] = b""
-    carried = Carried(reasons=reasons)
-    for call, key in zip(calls, keys, strict=True):
-        number = list(bodies[call.op.name]).index(key) if key else 0
-        carried.overloads.append(str(number + 1) if number else "")
-    for found in bodies.values():
-        if _told_apart(found.values(), opset):
-            for number, call in enumerate(found.values()):
-                carried.functions.append(_body(call, opset, str(number + 1) if number else "", len(found) > 1))
+        if not carried.reasons[place]:
+            by_operator[call.op.name].append(place)
+    for places in by_operator.values():
+        bodies = _grouped(calls, places, opset)
+        if len(bodies) > 1 and opset < _FIRST_GUARDED:
+            for place in places:
+                carried.reasons[place] = f"several configurations of the operator need opset {_FIRST_GUARDED}"
+            continue
+        for number, users in enumerate(bodies, 1):
+            overload = str(number) if number > 1 else ""
+            carried.functions.append(_body(calls[users[0]], opset, overload, len(bodies) > 1))
+            for place in users:
+                carried.overloads[place] = overload
     return carried
 
 
@@ -80,15 +78,18 @@ def _body(call: Call, opset: int, overload: str = "", guarded: bool = False) -> 
     return function_body(call.op, call.inputs, call.attrs, opset=opset, overload=overload, guarded=guarded)
 
 
-def _told_apart(calls: Iterable[Call], opset: int) -> bool:
-    """Whether guards can tell these configurations apart: by their given inputs and attributes."""
-    seen = [(frozenset(call.inputs), _fixed(call)) for call in calls]
-    return len(seen) <= 1 or (opset >= 12 and len(set(seen)) == len(seen))
-
-
-def _fixed(call: Call) -> tuple[tuple[str, str], ...]:
-    full = call.op.with_defaults(call.attrs)
-    return tuple((attr.name, repr(full[attr.name])) for attr in call.op.attrs if attr.type in ("Int", "Bool", "String"))
+def _grouped(calls: Sequence[Call], places: Sequence[int], opset: int) -> list[list[int]]:
+    """The places of calls that share a body, in the order of their first."""
+    groups: dict[bytes, list[int]] = defaultdict(list)
+    for place in places:
+        groups[_body(calls[place], opset).SerializeToString(deterministic=True)].append(place)
+    if len(groups) == 1:
+        return list(groups.values())
+    # several bodies are guarded, and a guard is for one choice of element types
+    guarded: dict[bytes, list[int]] = defaultdict(list)
+    for place in places:
+        guarded[_body(calls[place], opset, guarded=True).SerializeToString(deterministic=True)].append(place)
+    return list(guarded.values())
 
 
 def calls_of(model: ir.Model) -> list[tuple[ir.Node, Call]]:

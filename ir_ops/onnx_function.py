@@ -59,9 +59,11 @@ def function_body(
     for attr in _referenced(op, opset):
         full[attr.name] = recorder.attribute(attr.name, "float32")
     results = op.compute(recorder, tensors, full)
-    keep = [_absence_guard(recorder, op, entry) for entry in op.inputs if guarded and entry.name not in inputs]
+    keep: list[Value] = []
     if guarded:
-        keep.extend(_attribute_guard(recorder, op, full))
+        keep += [_absence_guard(recorder, op, entry) for entry in op.inputs if entry.name not in inputs]
+        keep += [_type_guard(recorder, value) for value in _first_of_types(op, tensors)]
+        keep += _attribute_guard(recorder, op, full)
     made = FunctionProto(name=op.name, domain=DOMAIN, overload=overload, doc_string=f"{op.name} in standard operators")
     made.input.extend(entry.name for entry in op.inputs)
     made.output.extend(entry.onnx_name for entry in op.outputs)
@@ -106,6 +108,21 @@ def _absence_guard(recorder: OnnxNumeric, op: Operator, absent: Input) -> Value:
     return recorder.node(
         "Pad", [padded, recorder.constant([0, 0], "int64"), Value(recorder, absent.name, kind)], kind, 1
     )
+
+
+def _first_of_types(op: Operator, tensors: Mapping[str, Value]) -> list[Value]:
+    """One input for each type variable with a choice."""
+    firsts: dict[str, Value] = {}
+    for name, value in tensors.items():
+        if len(op.onnx_types(op.input(name).type)) > 1:
+            firsts.setdefault(op.input(name).type, value)
+    return list(firsts.values())
+
+
+def _type_guard(recorder: OnnxNumeric, x: Value) -> Value:
+    """A Concat of no elements of the expected type and none of the input, which must be of one type."""
+    none = recorder.reshape(recorder.slice(x, 0, 0, 0), [0])
+    return recorder.node("Concat", [recorder.constant([], x.dtype), none], x.dtype, 1, axis=0)
 
 
 def _attribute_guard(recorder: OnnxNumeric, op: Operator, attrs: Mapping[str, Any]) -> list[Value]:

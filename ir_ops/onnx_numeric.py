@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, NodeProto, helper, numpy_helper
 
 from ir_ops.dtypes import by_name
 
@@ -24,7 +24,7 @@ _ATTRIBUTE_FIELDS = {
     "int64": ("value_int", AttributeProto.INT),
     "string": ("value_string", AttributeProto.STRING),
 }
-Operand = "Value | int | float"
+Operand: TypeAlias = "Value | int | float"
 
 
 class TypeOf(str):
@@ -114,7 +114,7 @@ class OnnxNumeric:
 
     def strings(self, words: Sequence[str]) -> Value:
         """A constant vector of strings."""
-        tensor = helper.make_tensor("", TensorProto.STRING, [len(words)], [word.encode() for word in words])
+        tensor = numpy_helper.from_array(np.array(words, object))
         return self.node("Constant", [], "string", 1, value=tensor)
 
     def attribute(self, name: str, dtype: str) -> Value:
@@ -162,7 +162,16 @@ class OnnxNumeric:
         return self.node("Transpose", [x], x.dtype, len(perm), perm=list(perm))
 
     def columns(self, x: Value, start: Any, stop: Any, step: int = 1) -> Value:
-        bounds = [self.sizes([start]), self.sizes([stop]), self.constant([-1], "int64"), self.constant([step], "int64")]
+        return self.slice(x, start, stop, -1, step)
+
+    def slice(self, x: Value, start: Any, stop: Any, axis: int, step: int = 1) -> Value:
+        """``x[start:stop:step]`` along an axis."""
+        bounds = [
+            self.sizes([start]),
+            self.sizes([stop]),
+            self.constant([axis], "int64"),
+            self.constant([step], "int64"),
+        ]
         return self.node("Slice", [x, *bounds], x.dtype, x.rank)
 
     def concat_columns(self, parts: Sequence[Value]) -> Value:
