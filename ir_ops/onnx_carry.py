@@ -47,11 +47,16 @@ class Carried:
     reasons: list[str]
 
 
-def functions_for(calls: Sequence[Call], opset: int) -> Carried:
+def functions_for(calls: Sequence[Call], opset: int, *, guards: bool = True) -> Carried:
     """The functions that a model with these nodes should carry.
 
     Calls of an operator that get the same body share it. If there are several bodies, the first keeps the empty
     overload name, the others are numbered from 2, and all are guarded.
+
+    Args:
+        calls: the nodes.
+        opset: version of the ONNX domain that the model imports.
+        guards: False where no runtime will see the functions, because they are inlined.
     """
     carried = Carried(
         [], [""] * len(calls), [no_body_reason(call.op, call.inputs, call.attrs, opset) for call in calls]
@@ -61,14 +66,17 @@ def functions_for(calls: Sequence[Call], opset: int) -> Carried:
         if not carried.reasons[place]:
             by_operator[call.op.name].append(place)
     for places in by_operator.values():
-        bodies = _grouped(calls, places, opset)
-        if len(bodies) > 1 and opset < _FIRST_GUARDED:
+        bodies = _grouped(calls, places, opset, False)
+        guarded = guards and len(bodies) > 1
+        if guarded and opset >= _FIRST_GUARDED:
+            bodies = _grouped(calls, places, opset, True)  # a guard is for one choice of element types
+        elif guarded:
             for place in places:
                 carried.reasons[place] = f"several configurations of the operator need opset {_FIRST_GUARDED}"
             continue
         for number, users in enumerate(bodies, 1):
             overload = str(number) if number > 1 else ""
-            carried.functions.append(_body(calls[users[0]], opset, overload, len(bodies) > 1))
+            carried.functions.append(_body(calls[users[0]], opset, overload, guarded))
             for place in users:
                 carried.overloads[place] = overload
     return carried
@@ -78,18 +86,12 @@ def _body(call: Call, opset: int, overload: str = "", guarded: bool = False) -> 
     return function_body(call.op, call.inputs, call.attrs, opset=opset, overload=overload, guarded=guarded)
 
 
-def _grouped(calls: Sequence[Call], places: Sequence[int], opset: int) -> list[list[int]]:
+def _grouped(calls: Sequence[Call], places: Sequence[int], opset: int, guarded: bool) -> list[list[int]]:
     """The places of calls that share a body, in the order of their first."""
     groups: dict[bytes, list[int]] = defaultdict(list)
     for place in places:
-        groups[_body(calls[place], opset).SerializeToString(deterministic=True)].append(place)
-    if len(groups) == 1:
-        return list(groups.values())
-    # several bodies are guarded, and a guard is for one choice of element types
-    guarded: dict[bytes, list[int]] = defaultdict(list)
-    for place in places:
-        guarded[_body(calls[place], opset, guarded=True).SerializeToString(deterministic=True)].append(place)
-    return list(guarded.values())
+        groups[_body(calls[place], opset, guarded=guarded).SerializeToString(deterministic=True)].append(place)
+    return list(groups.values())
 
 
 def calls_of(model: ir.Model) -> list[tuple[ir.Node, Call]]:
@@ -120,10 +122,14 @@ def carry_functions(model: ir.Model) -> dict[str, str]:
     Returns:
         Name of a node that has no function -> the reason.
     """
+    return _carry(model, guards=True)
+
+
+def _carry(model: ir.Model, *, guards: bool) -> dict[str, str]:
     found = calls_of(model)
     for key in [key for key in model.functions if key[0] == DOMAIN]:
         del model.functions[key]
-    carried = functions_for([call for _, call in found], model.opset_imports.get("", 1))
+    carried = functions_for([call for _, call in found], model.opset_imports.get("", 1), guards=guards)
     for proto in carried.functions:
         function = ir.serde.deserialize_function(proto)
         model.functions[function.identifier()] = function
@@ -148,7 +154,7 @@ def inline_functions(model: ir.Model) -> dict[str, str]:
         Name of a node that stayed -> the reason.
     """
     others = {key: function for key, function in model.functions.items() if key[0] != DOMAIN}
-    reasons = carry_functions(model)
+    reasons = _carry(model, guards=False)
     for key in others:
         del model.functions[key]
     InlinePass()(model)

@@ -156,6 +156,7 @@ def test_several_configurations_before_opset_12() -> None:
     assert len(model.functions) == 0
     assert reasons == dict.fromkeys(["node_0", "node_1"], "several configurations of the operator need opset 12")
     assert carried([call("PA"), call("PA", batch=1)], opset=11)[1] == {}
+    assert {node.domain for node in inline(model_of([call("PA"), call("Norm")], opset=11)).graph.node} == {""}
 
 
 def test_node_without_a_body_keeps_its_reason() -> None:
@@ -205,6 +206,7 @@ def test_inlined_model_is_standard_onnx(calls: Sequence[Any]) -> None:
     assert {node.domain for node in model.graph.node} == {""}
     assert [item.domain for item in model.opset_import] == [""]
     assert len(model.functions) == 0
+    assert not {"Unique", "Pad"} & {node.op_type for node in model.graph.node}
     onnx.checker.check_model(model, full_check=True)
     assert_results(standard.session(model), calls)
 
