@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -157,19 +157,23 @@ def _insert(graph: ir.Graph, candidate: Candidate) -> None:
     if candidate.assumptions:
         candidate.node.metadata_props[ASSUMPTIONS_KEY] = "; ".join(candidate.assumptions)
     graph.extend(candidate.emitter.nodes)
+    for old, source in candidate.stand_ins:
+        for use in tuple(old.uses()):
+            if use.node.op_type in ("Shape", "Size"):
+                use.node.replace_input_with(use.idx, source)
+    before = _ancestors(candidate.emitter.nodes)
     for old, new in candidate.replaced:
-        _replace(graph, old, new)
+        _replace(graph, old, new, before)
 
 
-def _replace(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
-    """Readers of ``old`` read ``new``; a graph output keeps its name, type and shape."""
+def _replace(graph: ir.Graph, old: ir.Value, new: ir.Value, before: set[int]) -> None:
+    """Readers of ``old`` read ``new``, but those that ``new`` is computed from; a graph output keeps its name."""
     if new.shape is None:
         new.shape = old.shape
     if new.type is None or old.is_graph_output():
         new.type = old.type or new.type
-    own = {id(node) for node in _ancestors(new)}
     for use in tuple(old.uses()):
-        if id(use.node) not in own:
+        if id(use.node) not in before:
             use.node.replace_input_with(use.idx, new)
     places = [place for place, output in enumerate(graph.outputs) if output is old]
     if places:
@@ -179,9 +183,16 @@ def _replace(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
             graph.outputs[place] = new
 
 
-def _ancestors(value: ir.Value) -> Iterable[ir.Node]:
-    node = value.producer()
-    return [] if node is None else [node]
+def _ancestors(nodes: list[ir.Node]) -> set[int]:
+    """Ids of the nodes and of all nodes they are computed from."""
+    pending, found = list(nodes), {id(node) for node in nodes}
+    while pending:
+        for item in pending.pop().inputs:
+            node = item.producer() if item is not None else None
+            if node is not None and id(node) not in found:
+                found.add(id(node))
+                pending.append(node)
+    return found
 
 
 def count_ops(model: ir.Model) -> Counter[str]:

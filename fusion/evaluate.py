@@ -74,6 +74,9 @@ class Evaluation:
             if node is None:
                 raise Unsupported(f"no feed for {top.name}")
             missing = [item for item in node.inputs if item is not None and id(item) not in self._memo]
+            if missing and node.op_type in ("Shape", "Size"):
+                self._memo[id(missing[0])] = self._shape_only(missing[0])
+                continue
             if missing:
                 stack.extend(missing)
                 continue
@@ -83,6 +86,13 @@ class Evaluation:
             for output, result in zip(node.outputs, results, strict=False):
                 self._memo[id(output)] = np.asarray(result)
         return self._memo[id(value)]
+
+    def _shape_only(self, value: ir.Value) -> Array:
+        """An array without storage for a value of which only the shape is asked."""
+        shape = self.probe.shape(value)
+        if shape is None:
+            raise Unsupported(f"the shape of {value.name} is not known")
+        return np.broadcast_to(np.zeros((), np.float64), shape)
 
     def _leaf(self, value: ir.Value) -> Array | None:
         tensor = self.view.tensor(value) if value.const_value is None else value.const_value

@@ -9,7 +9,9 @@ import onnx_ir as ir
 from fusion.facts.cache_write import CacheWrite, NotAWrite, find_writes
 from fusion.facts.graph import GraphView
 from fusion.facts.norm import NormFact, find_norms
-from fusion.facts.rows import Reason, Row, read_row
+from fusion.facts.probe import Survey
+from fusion.facts.parameters import Reason
+from fusion.facts.rows import Row, read_row
 
 
 @dataclass
@@ -35,6 +37,6 @@ class Facts:
 def analyse(graph: ir.Graph, opset: int) -> Facts:
     """Reads all facts of a graph whose functions are inlined."""
     view = GraphView(graph, opset)
-    norms = {id(norm.y): norm for norm in find_norms(view)}
+    norms = {id(norm.y): norm for norm in find_norms(view, Survey(view))}
     writes, others = find_writes(view)
     return Facts(view, norms, writes, [read_row(view, write, norms) for write in writes], others)

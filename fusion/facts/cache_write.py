@@ -16,13 +16,12 @@ import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, dtype_name, uses
 from fusion.facts.probe import Numbers, Probe, settle, start_sizes
+from fusion.facts.sizes import Sizes
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported, lookup
 from ir_ops.dtypes import Array, by_name
 from ir_ops.layout import address
 
 SEEDS = (0, 1)
-PAGES_SEED = 2
-"""The sizes whose runs of tokens are longer than a page."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,11 @@ def find_writes(view: GraphView) -> tuple[list[CacheWrite], list[NotAWrite]]:
     """All cache writes of a graph: outputs that reach a float or 8-bit graph input through movement."""
     writes: list[CacheWrite] = []
     others: list[NotAWrite] = []
-    pairs = [(cache, out) for out in view.graph.outputs if (cache := cache_behind(view, out)) is not None]
+    pairs = [
+        (cache, out)
+        for out in view.graph.outputs
+        if (cache := cache_behind(view, out)) is not None and _is_cache(view, cache, out)
+    ]
     view.caches = {id(cache) for cache, _ in pairs}
     for cache, out in pairs:
         found = read_write(view, cache, out)
@@ -133,6 +136,16 @@ def cache_behind(view: GraphView, out: ir.Value) -> ir.Value | None:
     return None
 
 
+def _is_cache(view: GraphView, cache: ir.Value, out: ir.Value) -> bool:
+    """Whether something is written on the way, or nothing else is done with the input: a write that got lost."""
+    spine = _spine(view, cache, out)
+    carried = {id(cache)} | {id(value) for node in spine for value in node.outputs}
+    if any(id(item) not in carried for node in spine for item in _data_operands(node)):
+        return True
+    inside = {id(node) for node in spine}
+    return all(id(node) in inside for node, _ in uses(cache))
+
+
 def _movable(node: ir.Node) -> list[ir.Value]:
     """Operands through which a node may carry a cache on; of scatters the destination only."""
     definition = lookup(node.domain, node.op_type)
@@ -151,25 +164,39 @@ def _is_cache_type(value: ir.Value) -> bool:
 
 
 def read_write(view: GraphView, cache: ir.Value, out: ir.Value) -> CacheWrite | NotAWrite:
-    """Reads how ``out`` is written over ``cache``: two trial sizes, a third for writes by page, must agree."""
+    """Reads how ``out`` is written over ``cache``: two trial sizes must agree.
+
+    Writes by page are tried with runs of tokens longer than a page, which also decide where the plain sizes do not fit.
+    """
     spine = _spine(view, cache, out)
-    first, second = (_trial(view, cache, out, spine, seed) for seed in SEEDS)
-    if isinstance(first, NotAWrite):
-        return first
-    # writes by page do not fit more batches than pages: the long runs decide alone then
-    by_page = any(slots.form == "block" for slots, _ in first.matches) or isinstance(second, NotAWrite)
-    third = _trial(view, cache, out, spine, PAGES_SEED) if by_page else second
-    for slots, here in sorted(first.matches, key=_preference):
-        others = (third,) if slots.form == "block" or isinstance(second, NotAWrite) else (second,)
-        views = [None if isinstance(item, NotAWrite) else item.view_of(slots, here.geometry.order) for item in others]
-        agreed = [here, *(item for item in views if item is not None)]
-        if len(agreed) > len(others):
-            write = CacheWrite(cache, out, spine, first.updates, here.geometry.order, slots, "unknown", agreed)
+    trials = [_trial(view, cache, out, spine, start_sizes(view, seed, out), seed) for seed in SEEDS]
+    read = [trial for trial in trials if isinstance(trial, _Trial)]
+    if len(read) < len(SEEDS) or any(slots.form == "block" for trial in read for slots, _ in trial.matches):
+        read += _long_runs(view, cache, out, spine)
+    if len(read) < len(SEEDS):
+        return next(trial for trial in trials if isinstance(trial, NotAWrite))
+    for slots, here in sorted(read[0].matches, key=_preference):
+        agreed = [item for trial in read if (item := trial.view_of(slots, here.geometry.order)) is not None]
+        needed = any(item.probe.sizes.run for item in agreed) if slots.form == "block" else len(agreed) >= len(SEEDS)
+        if needed and len(agreed) >= len(SEEDS):
+            write = CacheWrite(cache, out, spine, read[0].updates, here.geometry.order, slots, "unknown", agreed[:2])
+            if slots.form == "block":
+                write.probes = [here, next(item for item in agreed if item.probe.sizes.run)]
             write.negative = _negative(view, write)
             return write
-    if isinstance(second, NotAWrite):
-        return second
     return NotAWrite(cache, out, "write-layout", "the trial sizes read different layouts")
+
+
+def _long_runs(view: GraphView, cache: ir.Value, out: ir.Value, spine: tuple[ir.Node, ...]) -> list[_Trial]:
+    """The first trial with runs one token longer than a page, for each size a page may have."""
+    shape = Probe(view, 0, start_sizes(view, 0), Numbers(1)).input_shape(cache) or ()
+    for rows in sorted({size for size in shape[1:-1] if 1 < size <= 512}):
+        for multiple in (1, 2):
+            sizes = start_sizes(view, len(SEEDS), out, rows + 1, multiple)
+            trial = _trial(view, cache, out, spine, sizes, len(SEEDS))
+            if isinstance(trial, _Trial):
+                return [trial]
+    return []
 
 
 def _preference(match: tuple[Slots, WrittenView]) -> tuple[bool, bool, bool]:
@@ -194,9 +221,8 @@ class _Trial:
 
 
 def _trial(
-    view: GraphView, cache: ir.Value, out: ir.Value, spine: tuple[ir.Node, ...], seed: int
+    view: GraphView, cache: ir.Value, out: ir.Value, spine: tuple[ir.Node, ...], sizes: Sizes, seed: int
 ) -> _Trial | NotAWrite:
-    sizes = start_sizes(view, seed, out)
     reason = NotAWrite(cache, out, "write-unreadable", "no slot numbers fit the cache")
     unread: set[int] = set()
     for numbers in _number_choices(view, cache, seed):
@@ -331,7 +357,7 @@ def _run_tags(
             results = definition.run(view.attrs(node), operands)
         except Conflict as conflict:
             conflict.place = node
-            if not probe.sizes.unify(conflict.left, conflict.right):
+            if not probe.sizes.unify(conflict.left, conflict.right, conflict.divides):
                 raise
             again = settle(view, probe.seed, probe.numbers, [cache, out, *_index_operands(spine)], probe.sizes)
             return _run_tags(view, cache, out, spine, again)
@@ -559,3 +585,42 @@ def other_readers(write: CacheWrite) -> list[ir.Node]:
     """Nodes outside the spine that read the old content; asking for its shape is no reading."""
     inside = {id(node) for node in write.spine}
     return [node for node, _ in uses(write.cache) if id(node) not in inside and node.op_type not in ("Shape", "Size")]
+
+
+def same_numbers(view: GraphView, a: CacheWrite, b: CacheWrite) -> bool:
+    """Whether two writes use the same slot numbers: one value, or equal computations on equal shapes.
+
+    Exporters compute ``start + Range(0, tokens)`` once for each cache, from shapes of different values.
+    """
+    left, right = a.slots.value, b.slots.value
+    if view.number(left) == view.number(right):
+        return True
+    for written in a.probes:
+        probe = written.probe
+        while True:
+            probe = settle(view, probe.seed, probe.numbers, [left, right], probe.sizes)
+            shapes = (probe.shape(left), probe.shape(right))
+            if shapes[0] is None or shapes[1] is None or len(shapes[0]) != len(shapes[1]):
+                return False
+            unequal = next((pair for pair in zip(*shapes, strict=True) if pair[0] != pair[1]), None)
+            if unequal is None:
+                break
+            if not probe.sizes.unify(*unequal):
+                return False
+        if _computation(view, probe, left) != _computation(view, probe, right):
+            return False
+    return True
+
+
+def _computation(view: GraphView, probe: Probe, value: ir.Value) -> object:
+    """How a value is computed, with everything that follows from shapes alone as its numbers."""
+    value = view.root(value)
+    known = probe.known(value)
+    if known.array is not None and not known.taint:
+        return known.array.dtype.str, known.array.shape, known.array.tobytes()
+    node = value.producer()
+    if node is None:
+        return id(value)
+    attrs = tuple(sorted((name, str(item)) for name, item in view.attrs(node).items()))
+    operands = tuple(None if item is None else _computation(view, probe, item) for item in node.inputs)
+    return node.op_type, attrs, operands, value.index()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from fusion.facts.semantics import Conflict, OutOfRange, Unsupported, lookup
 from ir_ops.dtypes import Array, by_onnx
 
 SMALL = 64
@@ -82,6 +83,23 @@ class GraphView:
         try:
             return np.asarray(tensor.numpy())
         except (OSError, ValueError, TypeError):
+            return None
+
+    def folded(self, value: ir.Value, limit: int) -> Array | None:
+        """The content of a value that is computed from constants of at most ``limit`` elements, None otherwise."""
+        array = self.constant(value, limit)
+        node = value.producer()
+        if array is not None or node is None or node.op_type == "Constant":
+            return array
+        definition = lookup(node.domain, node.op_type)
+        if definition is None or definition.kind not in ("move", "elementwise"):
+            return None
+        operands = [None if item is None else self.folded(item, limit) for item in node.inputs]
+        if any(item is not None and array is None for item, array in zip(node.inputs, operands, strict=True)):
+            return None
+        try:
+            return np.asarray(definition.run(self.attrs(node), operands)[value.index() or 0])
+        except (Conflict, OutOfRange, Unsupported, ValueError):
             return None
 
     def tensor(self, value: ir.Value | None) -> ir.TensorProtocol | None:

@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, dims_of, dtype_name, uses
+from fusion.facts.probe import Survey
 from ir_ops.dtypes import by_onnx
 
 _FUSED = ("RMSNormalization", "SimplifiedLayerNormalization")
-_REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceSumSquare")
+_REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2")
 _STEP = ("Mul", "Div", "Pow", "Sqrt", "Reciprocal", "Neg", "Cast", "Identity")
+_VIEWS = ("Identity", "Cast", "Unsqueeze", "Reshape", "Squeeze", "Expand")
+"""What may stand between the steps of the mean; that a view is no other axis is for the proof to say."""
 
 
 @dataclass(frozen=True)
@@ -85,23 +88,23 @@ def stripped(view: GraphView, value: ir.Value) -> ir.Value:
         value = node.inputs[0]
 
 
-def find_norms(view: GraphView) -> list[NormFact]:
+def find_norms(view: GraphView, survey: Survey) -> list[NormFact]:
     """All RMSNorms of a graph, in its order."""
     found: list[NormFact] = []
     for node in view.graph:
         if node.domain not in ("", "ai.onnx"):
             continue
         if node.op_type in _FUSED:
-            found.extend(_fused(view, node))
+            found.extend(_fused(view, survey, node))
         elif node.op_type in _REDUCTIONS:
-            found.extend(_spelled(view, node))
+            found.extend(_spelled(view, survey, node))
     return found
 
 
-def _fused(view: GraphView, node: ir.Node) -> list[NormFact]:
+def _fused(view: GraphView, survey: Survey, node: ir.Node) -> list[NormFact]:
     attrs = view.attrs(node)
     x, gamma = node.inputs[0], node.inputs[1]
-    if x is None or int(attrs.get("axis", -1)) not in _last_axis(x):
+    if x is None or int(attrs.get("axis", -1)) not in _last_axis(survey, x):
         return []
     fact = NormFact(
         node.outputs[0],
@@ -114,31 +117,40 @@ def _fused(view: GraphView, node: ir.Node) -> list[NormFact]:
     return [fact]
 
 
-def _last_axis(x: ir.Value) -> tuple[int, ...]:
-    dims = dims_of(x)
+def _last_axis(survey: Survey, x: ir.Value) -> tuple[int, ...]:
+    dims = dims_of(x) or survey.shape(x)
     return (-1,) if dims is None else (-1, len(dims) - 1)
 
 
-def _spelled(view: GraphView, reduction: ir.Node) -> list[NormFact]:
-    squared = _squared(view, reduction)
+def _spelled(view: GraphView, survey: Survey, reduction: ir.Node) -> list[NormFact]:
+    squared = _squared(view, survey, reduction)
     if squared is None:
         return []
     x, square_nodes = squared
     facts: list[NormFact] = []
     for mean in _means(view, reduction):
-        for use, _ in uses(mean.value):
-            epsilon = _other_scalar(view, use, mean.value)
-            if use.op_type == "Add" and epsilon is not None:
-                facts.extend(_products(view, x, use, epsilon, mean, (*square_nodes, *mean.nodes, use)))
+        for value in _views(mean.value):
+            for use, _ in uses(value):
+                epsilon = _other_scalar(view, use, value)
+                if use.op_type == "Add" and epsilon is not None:
+                    facts.extend(_products(view, x, use, epsilon, mean, (*square_nodes, *mean.nodes, use)))
     return facts
 
 
-def _squared(view: GraphView, reduction: ir.Node) -> tuple[ir.Value, tuple[ir.Node, ...]] | None:
+def _views(value: ir.Value) -> list[ir.Value]:
+    """The value and its views."""
+    found = [value]
+    for item in found:
+        found += [use.outputs[0] for use, place in uses(item) if use.op_type in _VIEWS and place == 0]
+    return found
+
+
+def _squared(view: GraphView, survey: Survey, reduction: ir.Node) -> tuple[ir.Value, tuple[ir.Node, ...]] | None:
     """The value whose squares a reduction sums over the last axis, and the nodes that square it."""
     operand = reduction.inputs[0]
-    if operand is None or not _reduces_last(view, reduction):
+    if operand is None or not _reduces_last(view, survey, reduction):
         return None
-    if reduction.op_type == "ReduceSumSquare":
+    if reduction.op_type in ("ReduceSumSquare", "ReduceL2"):
         return _signless(view, operand), (reduction,)
     square = stripped(view, operand)
     node = square.producer()
@@ -164,15 +176,15 @@ def _signless(view: GraphView, value: ir.Value) -> ir.Value:
     return value
 
 
-def _reduces_last(view: GraphView, reduction: ir.Node) -> bool:
+def _reduces_last(view: GraphView, survey: Survey, reduction: ir.Node) -> bool:
     attrs = view.attrs(reduction)
-    if not attrs.get("keepdims", 1) or reduction.inputs[0] is None:
+    if reduction.inputs[0] is None:
         return False
     axes = attrs.get("axes")
     if axes is None and len(reduction.inputs) > 1:
         constant = view.constant(_plain_constant(view, reduction.inputs[1]))
         axes = None if constant is None else constant.reshape(-1).tolist()
-    return axes is not None and len(axes) == 1 and int(axes[0]) in _last_axis(reduction.inputs[0])
+    return axes is not None and len(axes) == 1 and int(axes[0]) in _last_axis(survey, reduction.inputs[0])
 
 
 def _plain_constant(view: GraphView, value: ir.Value | None) -> ir.Value | None:
@@ -187,20 +199,33 @@ def _plain_constant(view: GraphView, value: ir.Value | None) -> ir.Value | None:
 
 def _means(view: GraphView, reduction: ir.Node) -> list[_Mean]:
     """Values that are the mean square."""
-    total = reduction.outputs[0]
     if reduction.op_type == "ReduceMean":
-        return [_Mean(total, None, ())]
-    found = [_Mean(total, None, (), raw=True)]
-    for use, position in uses(total):
-        factor = _other_scalar(view, use, total)
-        if factor and use.op_type == "Mul":
-            found.append(_Mean(use.outputs[0], 1.0 / factor, (use,)))
-        elif factor and use.op_type == "Div" and position == 0:
-            found.append(_Mean(use.outputs[0], factor, (use,)))
-        elif use.op_type == "Div" and position == 0 and use.inputs[1] is not None:
-            # a width taken from a shape; the trial sizes tell whether it is one
-            found.append(_Mean(use.outputs[0], use.inputs[1], (use,)))
+        return [_Mean(reduction.outputs[0], None, ())]
+    totals = [(item, ()) for item in _views(reduction.outputs[0])]
+    if reduction.op_type == "ReduceL2":
+        totals = [(node.outputs[0], (node,)) for item, _ in totals for node in _squares_of(view, item)]
+    found = [_Mean(total, None, nodes, raw=True) for total, nodes in totals]
+    for total, nodes in totals:
+        for use, position in uses(total):
+            factor = _other_scalar(view, use, total)
+            if factor and use.op_type == "Mul":
+                found.append(_Mean(use.outputs[0], 1.0 / factor, (*nodes, use)))
+            elif factor and use.op_type == "Div" and position == 0:
+                found.append(_Mean(use.outputs[0], factor, (*nodes, use)))
+            elif use.op_type == "Div" and position == 0 and use.inputs[1] is not None:
+                # a width taken from a shape; the trial sizes tell whether it is one
+                found.append(_Mean(use.outputs[0], use.inputs[1], (*nodes, use)))
     return found
+
+
+def _squares_of(view: GraphView, value: ir.Value) -> list[ir.Node]:
+    """Nodes that square a value."""
+    return [
+        use
+        for use, place in uses(value)
+        if (use.op_type == "Mul" and all(item is value for item in use.inputs))
+        or (use.op_type == "Pow" and place == 0 and view.scalar(use.inputs[1]) == 2.0)
+    ]
 
 
 def _other_scalar(view: GraphView, node: ir.Node, value: ir.Value) -> float | None:
@@ -222,9 +247,13 @@ def _products(
     while queue:
         value = queue.pop(0)
         for use, _ in uses(value):
-            if use.op_type not in _STEP or use.domain not in ("", "ai.onnx") or id(use.outputs[0]) in forms:
+            if use.domain not in ("", "ai.onnx") or id(use.outputs[0]) in forms:
                 continue
-            form = _step(view, use, forms, target)
+            if use.op_type in _STEP:
+                form = _step(view, use, forms, target)
+            else:
+                # a view of the inverse root alone; of the whole row it would be movement
+                form = forms[id(value)] if use.op_type in _VIEWS and target not in forms[id(value)].powers else None
             if form is None or form.powers.get(base, 0.0) == 0.0:
                 continue
             forms[id(use.outputs[0])] = form

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fusion.facts.rows import Part
+from fusion.facts.parameters import Part
 from ir_ops.dtypes import Array
 
 

@@ -246,12 +246,14 @@ def inputs_behind(view: GraphView, value: ir.Value) -> set[int]:
     return seen & {id(item) for item in view.graph.inputs}
 
 
-def start_sizes(view: GraphView, seed: int, first: ir.Value | None = None) -> Sizes:
+def start_sizes(
+    view: GraphView, seed: int, first: ir.Value | None = None, run: int = 0, multiple: int = 1
+) -> Sizes:
     """Sizes for every symbolic dim of the graph's inputs.
 
     Dims that only caches have get large sizes. The smallest go to the inputs behind ``first``, so that its tokens fit.
     """
-    sizes = Sizes(seed)
+    sizes = Sizes(seed, run, multiple)
     near = inputs_behind(view, first) if first is not None else set()
     elsewhere = {
         symbol_name(value, axis, dim)
@@ -287,5 +289,23 @@ def settle(
                 probe.known(value)
             return probe
         except Conflict as conflict:
-            if not sizes.unify(conflict.left, conflict.right):
+            if not sizes.unify(conflict.left, conflict.right, conflict.divides):
                 given_up.add(id(conflict.place))
+
+
+class Survey:
+    """Shapes under one trial size, for questions about ranks; conflicts are settled as they come."""
+
+    def __init__(self, view: GraphView) -> None:
+        self._view, self._sizes = view, start_sizes(view, 0)
+        self._probe = Probe(view, 0, self._sizes, Numbers(64))
+
+    def shape(self, value: ir.Value) -> tuple[int, ...] | None:
+        """The shape of a value, None where it cannot be told."""
+        try:
+            return self._probe.shape(value)
+        except Conflict:
+            given_up = self._probe.given_up
+            self._probe = settle(self._view, 0, Numbers(64), [value], self._sizes)
+            self._probe.given_up |= given_up
+            return self._probe.shape(value)

@@ -82,6 +82,13 @@ def _rounded(view: GraphView, value: ir.Value, cast: ir.Node, name: str) -> Peel
     while True:
         value = stripped(view, value)
         node = value.producer()
+        if node is not None and node.op_type == "Cast" and node.inputs[0] is not None and _to_wide_int(view, node):
+            # rounded values pass through an integer type unchanged, if they were rounded before it
+            before = _rounds_before(view, node.inputs[0])
+            if before:
+                nodes.append(node)
+                value = node.inputs[0]
+                continue
         if node is None or node.op_type not in ("Round", "Clip", "Min", "Max") or node.inputs[0] is None:
             break
         inner = node.inputs[0]
@@ -103,6 +110,18 @@ def _rounded(view: GraphView, value: ir.Value, cast: ir.Node, name: str) -> Peel
     if (low, high) != (-128.0, 127.0):
         return NotQuantised(value, "clip bounds", f"[{low:g}, {high:g}]", "[-128, 127]")
     return Peeled(value, "int8", tuple(nodes))
+
+
+def _to_wide_int(view: GraphView, node: ir.Node) -> bool:
+    return by_onnx(int(view.attrs(node)["to"])).name in ("int32", "int64")
+
+
+def _rounds_before(view: GraphView, value: ir.Value) -> bool:
+    """Whether a value is Round's result, clipped or not."""
+    node = stripped(view, value).producer()
+    while node is not None and node.op_type in ("Clip", "Min", "Max") and node.inputs[0] is not None:
+        node = stripped(view, node.inputs[0]).producer()
+    return node is not None and node.op_type == "Round"
 
 
 def _clip_bounds(view: GraphView, node: ir.Node) -> tuple[float, float]:

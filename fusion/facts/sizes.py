@@ -13,17 +13,24 @@ from collections.abc import Iterable
 SMALL_PRIMES = (
     (3, 5, 7, 11, 13, 17, 19, 23),
     (5, 3, 11, 7, 17, 13, 23, 19),
-    (2, 17, 19, 3, 23, 5, 7, 11),
 )
-"""Per seed. Odd, so that a sum of two differs from a product of two; the third has runs longer than a page of 16."""
+"""Per seed. Odd, so that a sum of two differs from a product of two."""
 LARGE_PRIMES = (29, 41, 73, 97, 131, 163, 197, 239)
 
 
 class Sizes:
-    """A size for each symbol; classes of symbols may be tied to each other or to a product or sum of others."""
+    """A size for each symbol; classes of symbols may be tied to each other or to a product or sum of others.
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    Args:
+        seed: which primes.
+        run: when given, two batch entries with runs of ``run`` tokens, longer than a page.
+        multiple: what a size that another must divide is of it.
+    """
+
+    def __init__(self, seed: int, run: int = 0, multiple: int = 1) -> None:
+        small = SMALL_PRIMES[seed % len(SMALL_PRIMES)]
+        self._small = (2, run, *(size for size in small if size != run)) if run else small
+        self.run, self.multiple = run, multiple
         self._parent: dict[str, str] = {}
         self._value: dict[str, int] = {}
         self._rule: dict[str, tuple[str, tuple[str, ...]]] = {}
@@ -34,7 +41,7 @@ class Sizes:
         """Gives a symbol a size of its own; ``large`` for cache dims, which must have room for the tokens."""
         if symbol in self._parent:
             return
-        pool = LARGE_PRIMES if large else SMALL_PRIMES[self._seed % len(SMALL_PRIMES)] + LARGE_PRIMES
+        pool = LARGE_PRIMES if large else self._small + LARGE_PRIMES
         size = next((prime for prime in pool if prime not in self._taken), None)
         if size is None:
             size = max(self._taken) + 2
@@ -58,8 +65,13 @@ class Sizes:
             return sizes[0] * sizes[1] if kind == "mul" else sizes[0] + sizes[1]
         return self._value[root]
 
-    def unify(self, left: int, right: int) -> bool:
-        """Ties symbols so that the sizes ``left`` and ``right`` become equal; False when no tie explains them."""
+    def unify(self, left: int, right: int, divides: bool = False) -> bool:
+        """Ties symbols so that the sizes ``left`` and ``right`` become equal; False when no tie explains them.
+
+        With ``divides`` it is enough that ``right`` divides ``left``.
+        """
+        if divides and self.multiple > 1 and self._tie_divisible(left, right):
+            return True
         for a, b in ((left, right), (right, left)):
             for scale in self._common_scales(a, b):
                 if self._tie(a // scale, b // scale):
@@ -98,6 +110,16 @@ class Sizes:
                 if other != symbol and right % self.size(other) == 0 and right > self.size(other):
                     self._rule[symbol], self._factor[symbol] = ("scale", (other,)), right // self.size(other)
                     return True
+        return False
+
+    def _tie_divisible(self, left: int, right: int) -> bool:
+        for scale in self._common_scales(left, right):
+            free = [root for root in self._roots() if root not in self._rule]
+            for symbol in (root for root in free if self.size(root) == left // scale):
+                for other in free:
+                    if other != symbol and self.size(other) == right // scale:
+                        self._rule[symbol], self._factor[symbol] = ("scale", (other,)), self.multiple
+                        return True
         return False
 
     def _join(self, symbol: str, other: str) -> None:

@@ -182,7 +182,7 @@ class Symbolic:
             return Sym(-inner.coef, inner.atom)
         if node.op_type == "Reciprocal":
             return self._reciprocal(self.read(_operand(node, 0), budget))
-        if node.op_type in ("Mul", "Div", "Add", "Sub"):
+        if node.op_type in ("Mul", "Div", "Add", "Sub") or (node.op_type == "Sum" and len(node.inputs) == 2):
             return self._arithmetic(node, budget)
         if node.op_type == "RotaryEmbedding" and budget >= 2:
             return self._rotary(node)
@@ -234,8 +234,8 @@ class Symbolic:
                 return None
             budget -= 1
         a, b = self.read(left, budget), self.read(right, budget)
-        if node.op_type in ("Add", "Sub"):
-            return self._add(a, b, 1.0 if node.op_type == "Add" else -1.0)
+        if node.op_type in ("Add", "Sub", "Sum"):
+            return self._add(a, b, -1.0 if node.op_type == "Sub" else 1.0)
         if node.op_type == "Div":
             inverse = self._reciprocal(b)
             return None if inverse is None else _multiply(a, inverse)

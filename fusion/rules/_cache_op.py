@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import onnx_ir as ir
 
@@ -12,7 +10,9 @@ from fusion.emit import Emitter
 from fusion.facts.cache_write import CacheWrite
 from fusion.facts.graph import GraphView, dims_of, dtype_name, uses
 from fusion.facts.operand import Columns, Table, columns_of, table_of
-from fusion.facts.rows import Part, Row
+from fusion.facts.parameters import Part, Scale
+from fusion.facts.probe import Probe
+from fusion.facts.rows import Row
 from fusion.facts.semantics import lookup
 from ir_ops.dtypes import Array, by_name
 
@@ -25,34 +25,43 @@ def static_dims(value: ir.Value, dims: tuple[int, ...] | None = None) -> tuple[i
     return tuple(dim if isinstance(dim, int) else None for dim in declared)
 
 
-def declared_cache_dims(write: CacheWrite, heads: int) -> Dims | None:
+def declared_cache_dims(write: CacheWrite) -> Dims | None:
     """The four dims in which the operator declares the cache, -1 for the one dynamic; None when it is declared so.
 
     Raises:
         Refused: more than one dim that is not static would have to change.
     """
     dims, geometry = static_dims(write.cache), write.probes[0].geometry
+    _, heads, width = write.probes[0].source.shape
+    shape = write.probes[0].probe.shape(write.cache) or ()
+    wanted: list[int | None]
+    if len(dims) == 4 and (geometry.order != "NZ" or shape[2:] == (heads, width)):
+        return None
     if geometry.order == "BNSD":
-        axes = (0, 1, 2, 3) if len(dims) == 4 else None
-        wanted: list[int | None] = [dims[0], heads, dims[1], dims[2]] if axes is None else list(dims)
+        wanted = [dims[0], heads, dims[1], dims[2]]
     elif geometry.order == "BSND":
-        if len(dims) == 4:
-            return None
-        wanted = [1, dims[0], dims[1], dims[2]] if geometry.pages == 1 and geometry.heads == dims[1] else [
-            dims[0], dims[1], heads, dims[2]]  # fmt: skip
-    elif len(dims) == 4 and geometry.rows == write.probes[0].probe.shape(write.cache)[1]:  # type: ignore[index]
-        return None
+        pageless = geometry.pages == 1 and geometry.rows == shape[0]
+        wanted = [1, dims[0], dims[1], dims[2]] if pageless else [dims[0], dims[1], heads, dims[2]]
     else:
-        rows = dims[3] if len(dims) == 5 else dims[2]
-        wanted = [dims[0], rows, heads, geometry.heads * geometry.columns // heads]
-    if list(dims) == wanted:
-        return None
+        wanted = [dims[0], dims[3] if len(dims) == 5 else dims[2], heads, width]
     numbers = [-1 if dim is None else dim for dim in wanted]
     if numbers.count(-1) > 1:
-        raise Refused(
-            "cache-shape", "the cache can be declared in four dims", str(list(dims)), "at most one dynamic dim"
-        )
+        raise Refused("cache-shape", "the cache can be declared in four dims", str(dims), "at most one dynamic dim")
     return numbers
+
+
+def dim_like(
+    emit: Emitter, probes: list[Probe], sizes: list[int], candidates: list[ir.Value], part: str
+) -> int | ir.Value | None:
+    """A dim that has ``sizes`` under the probes: a number, or taken from one of ``candidates``; None without any."""
+    for candidate in candidates:
+        shapes = [probe.shape(candidate) or () for probe in probes]
+        static = static_dims(candidate)
+        for axis in range(min(map(len, shapes))):
+            if [shape[axis] for shape in shapes] == sizes:
+                known = static[axis] if axis < len(static) else None
+                return known if known is not None else emit.dim(candidate, axis, part)
+    return sizes[0] if len(set(sizes)) == 1 else None
 
 
 def rows_axis(write: CacheWrite) -> int:
@@ -62,7 +71,7 @@ def rows_axis(write: CacheWrite) -> int:
         return len(shape) - 2
     if geometry.order == "BSND":
         return 0 if len(shape) == 3 and geometry.pages == 1 and geometry.rows == shape[0] else 1
-    return 3 if len(shape) == 5 else 1 if geometry.rows == shape[1] else 2
+    return 3 if len(shape) == 5 else 1 if shape[2:] == write.probes[0].source.shape[1:] else 2
 
 
 def original_dims(value: ir.Value) -> Dims:
@@ -189,7 +198,7 @@ def constant_in_type(emit: Emitter, view: GraphView, value: ir.Value, kind: str,
         return value
     if widens(own, kind):
         return emit.cast(value, kind, what)
-    content = view.constant(value)
+    content = view.folded(value, 1 << 16)
     if content is not None:
         narrowed = content.astype(by_name(kind).np)
         if np.array_equal(narrowed.astype(np.float64), content.astype(np.float64)):
@@ -205,25 +214,17 @@ def constant_in_type(emit: Emitter, view: GraphView, value: ir.Value, kind: str,
     )
 
 
-@dataclass
-class Delivered:
-    """A value of the graph that holds the rows before quantisation, and where.
-
-    Attributes:
-        position: per probe ``[T, N, D]`` flat positions in the value.
-    """
-
-    value: ir.Value
-    position: list[Array]
+def parameter_values(row: Row) -> list[ir.Value]:
+    """The values behind scale and offset."""
+    scales = [scale for scale in (row.views[0].scale, row.views[0].offset) if scale is not None]
+    return [part.value for scale in scales for part, _ in scale.parts]
 
 
 def delivered_rows(view: GraphView, row: Row, kind: str) -> ir.Value | None:
     """The earliest value of the operator's type that holds all elements of the rows, before scale and rounding."""
-    if row.norm is not None and not row.rotated:
-        return row.norm.y if dtype_name(row.norm.y) in (kind, "") else None
     probe, count = row.write.probes[0].probe, row.write.probes[0].source.size
     value, best = row.start, None
-    parameters = {id(scale.part.value) for scale in (row.views[0].scale, row.views[0].offset) if scale and scale.part}
+    parameters = {id(value) for value in parameter_values(row)}
     while True:
         shape = probe.shape(value)
         if shape is None or int(np.prod(shape)) != count:
@@ -231,12 +232,12 @@ def delivered_rows(view: GraphView, row: Row, kind: str) -> ir.Value | None:
         if dtype_name(value) == kind:
             best = value
         node = value.producer()
-        if node is None or value is row.x:
+        if node is None or value is row.x or (row.norm is not None and value is row.norm.y):
             return best
         inner = _carried(view, node, parameters)
         if inner is None:
             return best
-        if node.op_type in ("Mul", "Div", "Add", "Sub"):
+        if node.op_type in ("Mul", "Div", "Add", "Sub", "Sum"):
             best = None
         value = inner
 
@@ -256,13 +257,54 @@ def _carried(view: GraphView, node: ir.Node, parameters: set[int]) -> ir.Value |
     return None
 
 
-def _comes_from(view: GraphView, value: ir.Value, parameters: set[int]) -> bool:
-    while id(value) not in parameters:
-        node = value.producer()
-        if node is None or node.op_type not in ("Cast", "Reshape", "Unsqueeze", "Squeeze", "Identity", "Expand"):
-            return False
-        first = node.inputs[0]
-        if first is None:
-            return False
-        value = first
-    return True
+def _comes_from(view: GraphView, value: ir.Value, parameters: set[int], depth: int = 6) -> bool:
+    """Whether a value is computed from quantisation parameters and constants alone."""
+    if id(value) in parameters or view.is_constant(value):
+        return True
+    node = value.producer()
+    if node is None or not depth:
+        return False
+    return all(item is None or _comes_from(view, item, parameters, depth - 1) for item in node.inputs)
+
+
+
+def parameter(emit: Emitter, view: GraphView, scale: Scale | None, what: str) -> ir.Value | None:
+    """A quantisation parameter that multiplies (or is added), as ``[1]``, ``[D]`` or ``[N, D]`` of float32."""
+    if scale is None:
+        return None
+    picked = [(part.value, _smallest(part.position), inverse) for part, inverse in scale.parts]
+    contents = [view.folded(value, 1 << 16) for value, _, _ in picked]
+    if all(content is not None for content in contents):
+        total = np.array([scale.number])
+        with np.errstate(divide="ignore"):
+            for (value, position, inverse), content in zip(picked, contents, strict=True):
+                assert content is not None
+                emit.copied.add(id(value))
+                numbers = content.reshape(-1)[position].astype(np.float64)
+                total = total / numbers if inverse else total * numbers
+        return emit.constant(total.astype(np.float32), what)
+    result: ir.Value | None = None
+    if scale.number != 1.0:
+        result = emit.constant(np.array([scale.number], np.float32), what + "_number")
+    for value, position, inverse in picked:
+        vector = _picked(emit, value, position, what)
+        if result is None:
+            result = emit.node("Reciprocal", [vector], what + "_inverse") if inverse else vector
+        else:
+            result = emit.node("Div" if inverse else "Mul", [result, vector], what + "_product")
+    return result
+
+
+def _smallest(position: Array) -> Array:
+    """``[N, D]`` positions as ``[1]`` or ``[D]`` where they repeat."""
+    if (position == position.reshape(-1)[0]).all():
+        return position.reshape(-1)[:1]
+    return position[0] if (position == position[:1]).all() else position
+
+
+def _picked(emit: Emitter, value: ir.Value, position: Array, what: str) -> ir.Value:
+    if dtype_name(value) not in ("float32", "float16", "bfloat16", "int8"):
+        raise Refused("mixed-types", f"{what} is float32", dtype_name(value), "float32", "", value)
+    flat = emit.reshape(emit.cast(value, "float32", what + "_wide"), [-1], what + "_flat")
+    vector = emit.node("Gather", [flat, emit.ints(position.reshape(-1).tolist(), what + "_index")], what, {"axis": 0})
+    return vector if position.ndim == 1 else emit.reshape(vector, list(position.shape), what + "_shaped")

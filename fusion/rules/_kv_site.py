@@ -15,7 +15,8 @@ from fusion.facts.graph import dtype_name
 from fusion.facts.norm import NormFact
 from fusion.facts.operand import Columns, Table
 from fusion.facts.probe import Probe, settle
-from fusion.facts.rows import Part, Row, Scale, positions_in
+from fusion.facts.parameters import Part, Scale
+from fusion.facts.rows import Row, positions_in
 from fusion.region import closure, delivered_outside
 from fusion.rules import _cache_op as common
 from ir_ops.declaration import Operator
@@ -95,8 +96,15 @@ class _Site:
             return written.batch, written.tokens
         if self.key_columns.by_head:
             return lead[0], lead[2]
-        if len(lead) >= 2 and self.heads == 1 and lead[0] * lead[-1] == written.batch * written.tokens:
-            return lead[0], lead[-1]
+        total = written.batch * written.tokens
+        rotation = self.inputs.key.views[number].rotation
+        assert rotation is not None
+        for shape in (lead, rotation.cos_source.shape[:-1]):
+            sizes = [size for size in shape if size != 1]
+            if len(sizes) == 2 and sizes[0] * sizes[1] == total:
+                return sizes[0], sizes[1]
+            if len(sizes) == 1 and 1 < sizes[0] < total and total % sizes[0] == 0:
+                return total // sizes[0], sizes[0]
         return written.batch, written.tokens
 
     def _table(self, name: str) -> Table:
@@ -122,29 +130,37 @@ class _Site:
             found.append(inputs.norm.gamma)
         for row in (inputs.key, inputs.value):
             found += [row.write.cache, row.write.slots.value]
-            for scale in (row.views[0].scale, row.views[0].offset):
-                if scale is not None and scale.part is not None:
-                    found.append(scale.part.value)
+            found += common.parameter_values(row)
         return list({id(value): value for value in found}.values())
 
     # rows ---------------------------------------------------------------------------------------------------------
 
     def _batch_dim(self) -> int | ir.Value:
-        """B, as a number or a vector of one element, for frames by batch."""
-        value, axis = self.key_columns.value, 0
-        shapes = [part.source.shape for part in self.inputs.key_parts]
-        batches = [self._split(number)[0] for number in range(len(shapes))]
-        slots = self.inputs.key.write.slots.value
-        for candidate in (value, slots, self.cos.value, self.inputs.key.write.cache):
-            sizes = [entry.view.probe.shape(candidate) or (0,) for entry in self.inputs.key.views]
-            if all(shape and shape[axis] == batch for shape, batch in zip(sizes, batches, strict=True)):
-                static = common.static_dims(candidate)
-                if static and static[0] is not None:
-                    return static[0]
-                return self.emit.dim(candidate, axis, "batch")
-        if len(set(batches)) == 1:
-            return batches[0]
-        raise Refused("row-order", "the batch size can be told", "no value has it as first dim", "rows by batch", "")
+        """B, as a number or a vector of one element."""
+        batches = [self._split(number)[0] for number in range(len(self.inputs.key_parts))]
+        found = common.dim_like(self.emit, self._own_probes(), batches, self._shape_sources(), "batch")
+        if found is None:
+            raise Refused("row-order", "the batch size can be told", "no value has such a dim", "rows by batch", "")
+        return found
+
+    def _own_probes(self) -> list[Probe]:
+        return [entry.view.probe for entry in self.inputs.key.views]
+
+    def _shape_sources(self) -> list[ir.Value]:
+        """Values whose dims the new nodes may ask for: sources of the site, then graph inputs."""
+        own = [self.key_columns.value, self.inputs.key.write.slots.value, self.cos.value]
+        return [*own, *self.view.graph.inputs]
+
+    def _spread(self, value: ir.Value, table: Table, name: str) -> ir.Value:
+        """cos or sin rows shared by the batch or by its tokens, as one row for each token."""
+        width = len(table.columns)
+        rows = self.emit.reshape(value, [-1 if table.per_batch else 1, -1 if table.per_token else 1, width], name + "_rows")
+        tokens = [self._split(number)[1] for number in range(len(self.inputs.key_parts))]
+        dim = common.dim_like(self.emit, self._own_probes(), tokens, self._shape_sources(), "tokens")
+        if dim is None:
+            raise Refused("rope-tables", f"{name} can be spread over the tokens", "unknown token count", "[B, S] rows")
+        target = self.emit.shape_vector([self._batch_dim(), dim, 1], name + "_shape")
+        return self.emit.node("Expand", [rows, target], name + "_spread")
 
     def _rows(self, columns: Columns, what: str, picked: Array | None = None) -> ir.Value:
         """Columns of a source as ``[B, N, S, C]`` in the frame."""
@@ -191,8 +207,9 @@ class _Site:
         width = len(table.columns)
         shape = self._probe_shape(table.value)
         if self.frame == "flat":
-            if not table.per_batch and self._split(0)[0] > 1:
-                raise Refused("rope-tables", f"{name} has a row for every token", "rows shared by the batch", "[T, R]")
+            if not (table.per_batch and table.per_token) and not (table.per_batch and self._split(0)[1] == 1):
+                value = self._spread(value, table, name)
+                shape = ()
             return (
                 value if len(shape) == 4 and shape[1:3] == (1, 1) else self.emit.reshape(value, [-1, 1, 1, width], name)
             )
@@ -229,36 +246,6 @@ class _Site:
 
     # quantisation -------------------------------------------------------------------------------------------------
 
-    def _scale(self, scale: Scale | None, reciprocal: bool, what: str) -> ir.Value | None:
-        """A quantisation parameter as ``[1]``, ``[D]`` or ``[N, D]`` of float32."""
-        if scale is None:
-            return None
-        if scale.divides and reciprocal:
-            self.notes.append(f"{what} is the reciprocal of the graph's divisor (int8 within one step)")
-        if scale.part is None:
-            number = 1.0 / scale.number if scale.divides and reciprocal else scale.number
-            return self.emit.constant(np.array([number], np.float32), what)
-        position, value = scale.part.position, scale.part.value
-        if (position == position.reshape(-1)[0]).all():
-            position = position.reshape(-1)[:1]
-        elif (position == position[:1]).all():
-            position = position[0]
-        content = self.view.constant(value, 1 << 16)
-        if content is not None:
-            self.emit.copied.add(id(value))
-            numbers = content.reshape(-1)[position].astype(np.float64)
-            with np.errstate(divide="ignore"):
-                numbers = 1.0 / numbers if scale.divides and reciprocal else numbers
-            return self.emit.constant(numbers.astype(np.float32), what)
-        if dtype_name(value) not in ("float32", "float16", "bfloat16"):
-            raise Refused("mixed-types", f"{what} is float32", dtype_name(value), "float32", "", value)
-        flat = self.emit.reshape(self.emit.cast(value, "float32", what + "_wide"), [-1], what + "_flat")
-        flat = self.emit.pick_columns(
-            flat, position.reshape(-1), int(np.prod(scale.part.source.shape)), what + "_picked"
-        )
-        shaped = flat if position.ndim == 1 else self.emit.reshape(flat, list(position.shape), what + "_shaped")
-        return self.emit.node("Reciprocal", [shaped], what) if scale.divides and reciprocal else shaped
-
     def _quantisation(self) -> list[ir.Value | None]:
         """k_rope_scale, c_kv_scale, k_rope_offset, c_kv_offset."""
         views = (self.inputs.key.views[0], self.inputs.value.views[0])
@@ -266,12 +253,12 @@ class _Site:
         names = ("k_rope", "c_kv")
         scales: list[ir.Value | None] = []
         for entry, name, on in zip(views, names, quantised, strict=True):
-            scale = entry.scale if entry.scale is not None else Scale(None, 1.0) if on else None
-            scales.append(self._scale(scale, True, name + "_scale"))
+            scale = entry.scale if entry.scale is not None else Scale() if on else None
+            scales.append(common.parameter(self.emit, self.view, scale, name + "_scale"))
+            if scale is not None and scale.divides:
+                self.notes.append(f"{name}_scale is the reciprocal of the graph's divisor (int8 within one step)")
         for entry, name in zip(views, names, strict=True):
-            if entry.offset is not None and entry.offset.divides:
-                raise Refused("quant-form", "the offset is added", "a reciprocal", "a value", "")
-            scales.append(self._scale(entry.offset, False, name + "_offset"))
+            scales.append(common.parameter(self.emit, self.view, entry.offset, name + "_offset"))
         return scales
 
     def _float8_cast(self) -> str:
@@ -283,7 +270,7 @@ class _Site:
     # caches and outputs -------------------------------------------------------------------------------------------
 
     def _cache(self, row: Row, name: str) -> tuple[ir.Value, bool]:
-        dims = common.declared_cache_dims(row.write, self.heads)
+        dims = common.declared_cache_dims(row.write)
         if dims is None:
             return row.write.cache, False
         self.notes.append(f"{name} is reshaped to the operator's shape {dims}; memory order is unchanged")
@@ -302,10 +289,11 @@ class _Site:
         order = self._delivered_order(row, position)
         if order == "token" and self.frame == "batch" and self.heads > 1:
             output = self.emit.node("Transpose", [output], name + "_by_token", {"perm": [0, 2, 1, 3]})
-        elif order == "head" and self.frame == "flat":
-            raise Refused(
-                "delivered-order", "the delivered rows are in token order", "head order", "token order", "", value
-            )
+        elif order == "head" and self.frame == "flat" and self.heads > 1:
+            width = row.write.probes[0].source.shape[2]
+            dims = self.emit.shape_vector([self._batch_dim(), -1, self.heads, width], name + "_split_shape")
+            split = self.emit.reshape(output, dims, name + "_split")
+            output = self.emit.node("Transpose", [split], name + "_by_head", {"perm": [0, 2, 1, 3]})
         shapes = [entry.view.probe.shape(value) or () for entry in row.views]
         own = [self._output_shape(number, row, order) for number in range(len(shapes))]
         if shapes == own:
@@ -338,7 +326,7 @@ class _Site:
     def _output_shape(self, number: int, row: Row, order: str) -> tuple[int, ...]:
         batch, tokens = self._split(number)
         width = row.write.probes[number].source.shape[2]
-        if self.frame == "flat":
+        if self.frame == "flat" and not (order == "head" and self.heads > 1):
             return (batch * tokens, self.heads, 1, width)
         return (
             (batch, tokens, self.heads, width)
@@ -350,15 +338,12 @@ class _Site:
         """A Reshape target from numbers, one -1, and dims of the projected row."""
         varying = [axis for axis in range(len(shapes[0])) if len({shape[axis] for shape in shapes}) > 1]
         dims: list[int | ir.Value] = list(shapes[0])
-        sources = [part.source.shape for part in self.inputs.key_parts]
         for axis in varying[:-1]:
             sizes = [shape[axis] for shape in shapes]
-            same = [place for place in range(len(sources[0])) if [shape[place] for shape in sources] == sizes]
-            if not same:
-                raise Refused(
-                    "delivered-shape", "the shape of a delivered value can be told", str(shapes[0]), "", "", value
-                )
-            dims[axis] = self.emit.dim(self.key_columns.value, same[0], "delivered")
+            found = common.dim_like(self.emit, self._own_probes(), sizes, self._shape_sources(), "delivered")
+            if found is None:
+                raise Refused("delivered-shape", "the shape of a delivered value can be told", str(shapes[0]), "", "", value)
+            dims[axis] = found
         if varying:
             dims[varying[-1]] = -1
         return self.emit.shape_vector(dims, "delivered_shape")
@@ -396,8 +381,22 @@ class _Site:
         return Candidate(
             op=self.operator.name, node=node, emitter=emit, replaced=replaced, region=self.region, feeds=[item for item in self._feeds() if id(item) not in emit.copied],
             probes=self._probes(), place=self.view.place(key.write.out, self.layer),
-            layer=self.layer, assumptions=self.assumptions, notes=self.notes, attrs=attrs,
+            layer=self.layer, stand_ins=self._stand_ins(), assumptions=self.assumptions, notes=self.notes, attrs=attrs,
         )  # fmt: skip
+
+    def _stand_ins(self) -> list[tuple[ir.Value, ir.Value]]:
+        """Values of the region that others ask for their shape, and a source of the same shape to ask instead."""
+        found = []
+        sources = [self.key_columns.value, self.value_columns.value, self.cos.value]
+        for node in self.region:
+            for value in node.outputs:
+                if any(use.node.op_type in ("Shape", "Size") for use in value.uses()):
+                    for source in sources:
+                        pairs = [(probe.shape(value), probe.shape(source)) for probe in self._own_probes()]
+                        if all(own is not None and own == other for own, other in pairs):
+                            found.append((value, source))
+                            break
+        return found
 
     def _delivered(self) -> list[tuple[Row, ir.Value, int]]:
         """Values that the operator delivers beside the caches: (rows, value, output number)."""

@@ -13,11 +13,12 @@ import onnx_ir as ir
 
 from fusion.candidate import Candidate, EmitterFactory, Refused
 from fusion.facts.analysis import Facts
-from fusion.facts.cache_write import CacheWrite, NotAWrite, other_readers
+from fusion.facts.cache_write import CacheWrite, NotAWrite, other_readers, same_numbers
 from fusion.facts.graph import GraphView
 from fusion.facts.norm import NormFact
 from fusion.facts.probe import Probe
-from fusion.facts.rows import Part, Reason, Row, read_row, with_heads
+from fusion.facts.parameters import Part, Reason
+from fusion.facts.rows import Row, read_row, with_heads
 from fusion.facts.symbolic import Symbolic
 from fusion.result import Refusal
 from fusion.rules._kv_site import Inputs, build
@@ -124,7 +125,7 @@ def _slots_text(write: CacheWrite) -> str:
 
 def _same_slots(view: GraphView, a: CacheWrite, b: CacheWrite) -> bool:
     alike = (a.slots.form, a.slots.shared, a.slots.start) == (b.slots.form, b.slots.shared, b.slots.start)
-    return alike and a.order == b.order and view.number(a.slots.value) == view.number(b.slots.value)
+    return alike and a.order == b.order and same_numbers(view, a, b)
 
 
 def _distance(facts: Facts, key: Row, row: Row) -> tuple[bool, bool, bool, int]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fusion.facts.semantics.table import Attrs, Operands, Unsupported, computing
+from fusion.facts.semantics.table import Attrs, Conflict, Operands, Unsupported, computing
 from ir_ops.dtypes import Array
 
 
@@ -60,7 +60,18 @@ def _per_token(table: Array, positions: Array | None) -> Array:
     return (table if positions is None else table[positions])[:, None]
 
 
-@computing("RotaryEmbedding", _first_shape)
+def _rotary_shape(attrs: Attrs, operands: Operands) -> list[tuple[int, ...]]:
+    """x's shape; the cos and sin rows have to be its tokens."""
+    x, cos = operands[0], operands[1]
+    assert x is not None and cos is not None
+    if len(operands) < 4 and cos.ndim == 3:
+        for left, right in ((cos.shape[0], x.shape[0]), (cos.shape[1], x.shape[1] if x.ndim == 3 else x.shape[2])):
+            if left != right:
+                raise Conflict(left, right)
+    return [x.shape]
+
+
+@computing("RotaryEmbedding", _rotary_shape)
 def rotary_embedding(attrs: Attrs, x: Array, cos: Array, sin: Array, positions: Array | None = None) -> Array:
     return _rotary(attrs, x, cos, sin, positions)
 

@@ -15,14 +15,14 @@ Operands = Sequence["Array | None"]
 class Conflict(Exception):
     """Two sizes that the operator wants equal are not: the graph says something about its symbolic dims.
 
-    ``left`` and ``right`` are the numbers that should agree, ``place`` is the node, once an evaluation knows it.
+    ``left`` and ``right`` are the numbers that should agree (``divides``: the second should divide the first), ``place`` is the node, once an evaluation knows it.
     """
 
     place: object = None
 
-    def __init__(self, left: int, right: int) -> None:
+    def __init__(self, left: int, right: int, divides: bool = False) -> None:
         super().__init__(f"{left} against {right}")
-        self.left, self.right = left, right
+        self.left, self.right, self.divides = left, right, divides
 
 
 class OutOfRange(Exception):

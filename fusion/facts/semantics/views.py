@@ -48,7 +48,7 @@ def resolve_shape(shape: tuple[int, ...], wanted: list[int], allowzero: bool) ->
     if -1 in dims:
         rest = math.prod(size for size in dims if size != -1)
         if rest == 0 or total % rest:
-            raise Conflict(total, rest)
+            raise Conflict(total, rest, divides=True)
         dims[dims.index(-1)] = total // rest
     elif math.prod(dims) != total:
         raise Conflict(total, math.prod(dims))
