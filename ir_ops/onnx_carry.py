@@ -88,10 +88,19 @@ def _body(call: Call, opset: int, overload: str = "", guarded: bool = False) -> 
 
 def _grouped(calls: Sequence[Call], places: Sequence[int], opset: int, guarded: bool) -> list[list[int]]:
     """The places of calls that share a body, in the order of their first."""
-    groups: dict[bytes, list[int]] = defaultdict(list)
+    alike: dict[Any, list[int]] = defaultdict(list)
     for place in places:
-        groups[_body(calls[place], opset, guarded=guarded).SerializeToString(deterministic=True)].append(place)
+        alike[_configuration(calls[place])].append(place)
+    groups: dict[bytes, list[int]] = defaultdict(list)
+    for users in alike.values():
+        groups[_body(calls[users[0]], opset, guarded=guarded).SerializeToString(deterministic=True)] += users
     return list(groups.values())
+
+
+def _configuration(call: Call) -> Any:
+    """What a body may depend on; layers are alike, and recording is the costly part."""
+    ranks = [(name, spec.dtype, spec.shape and len(spec.shape)) for name, spec in call.inputs.items()]
+    return tuple(ranks), tuple(sorted((name, repr(value)) for name, value in call.attrs.items()))
 
 
 def calls_of(model: ir.Model) -> list[tuple[ir.Node, Call]]:
