@@ -25,10 +25,8 @@ EPSILON = 1e-5
 
 
 def aligned(array: Array) -> Array:
-    """A copy at a 64-byte boundary, where onnxruntime's own allocator puts what nodes hand to each other."""
-    memory = np.empty(array.nbytes + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    copy: Array = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    """A copy where onnxruntime's own allocator would put it."""
+    copy = custom_ort.aligned_empty(array.shape, array.dtype)
     copy[...] = array
     return copy
 

@@ -13,12 +13,23 @@ if TYPE_CHECKING:
     from custom_ort.binding import Binding, bind
     from custom_ort.library import get_library_path, register
     from custom_ort.sessions import run, session
-    from custom_ort.values import from_ortvalue, to_ortvalue
+    from custom_ort.values import aligned_empty, from_ortvalue, to_ortvalue
 
-__all__ = ["Binding", "bind", "from_ortvalue", "get_library_path", "register", "run", "session", "to_ortvalue"]
+__all__ = [
+    "Binding",
+    "aligned_empty",
+    "bind",
+    "from_ortvalue",
+    "get_library_path",
+    "register",
+    "run",
+    "session",
+    "to_ortvalue",
+]
 
 _HOMES = {
     "Binding": "binding",
+    "aligned_empty": "values",
     "bind": "binding",
     "from_ortvalue": "values",
     "get_library_path": "library",

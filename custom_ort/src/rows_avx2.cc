@@ -56,11 +56,13 @@ KVFUSE_OP F Add(F a, F b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a
 KVFUSE_OP F Sub(F a, F b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
 KVFUSE_OP F Mul(F a, F b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
 KVFUSE_OP F Div(F a, F b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
-KVFUSE_OP F MulSub(F a, F b, F c) {
-  return {_mm256_fmsub_ps(a.low, b.low, c.low), _mm256_fmsub_ps(a.high, b.high, c.high)};
+KVFUSE_OP __m256 Divide(__m256 x, __m256 d, __m256 inverse) {
+  const __m256 quotient = _mm256_mul_ps(x, inverse);
+  const __m256 excess = _mm256_fmsub_ps(quotient, d, x);
+  return _mm256_fnmadd_ps(excess, inverse, quotient);
 }
-KVFUSE_OP F NegMulAdd(F a, F b, F c) {
-  return {_mm256_fnmadd_ps(a.low, b.low, c.low), _mm256_fnmadd_ps(a.high, b.high, c.high)};
+KVFUSE_OP F Divide(F x, F d, F inverse) {
+  return {Divide(x.low, d.low, inverse.low), Divide(x.high, d.high, inverse.high)};
 }
 KVFUSE_OP float Sum(F value) {
   const __m256 eight = _mm256_add_ps(value.low, value.high);

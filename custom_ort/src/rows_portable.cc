@@ -49,11 +49,13 @@ inline F Mul(const F& a, const F& b) {
 inline F Div(const F& a, const F& b) {
   return Map<F>([&](int i) { return a.lane[i] / b.lane[i]; });
 }
-inline F MulSub(const F& a, const F& b, const F& c) {
-  return Map<F>([&](int i) { return std::fma(a.lane[i], b.lane[i], -c.lane[i]); });
-}
-inline F NegMulAdd(const F& a, const F& b, const F& c) {
-  return Map<F>([&](int i) { return std::fma(-a.lane[i], b.lane[i], c.lane[i]); });
+inline F Divide(const F& x, const F& d, const F& inverse) {
+  return Map<F>([&](int i) {
+    const float quotient = x.lane[i] * inverse.lane[i];
+    const float excess = std::fma(quotient, d.lane[i], -x.lane[i]);
+    // A compiler may fold the negation into the first step, which turns the sign of a zero: it is set.
+    return std::copysign(std::fma(-excess, inverse.lane[i], quotient), x.lane[i]);
+  });
 }
 inline float Sum(const F& value) {
   F sum = value;

@@ -50,6 +50,16 @@ def test_values_round_trip(dtype: type, shape: tuple[int, ...]) -> None:
     assert np.array_equal(back.astype(np.float64), array.astype(np.float64))
 
 
+@pytest.mark.parametrize("shape", [(3, 5), (), (0,), (7, 1, 9)])
+def test_aligned_arrays(shape: tuple[int, ...]) -> None:
+    array = custom_ort.aligned_empty(shape, ml_dtypes.bfloat16)
+    array[...] = 3
+    assert (array.shape, array.dtype) == (shape, ml_dtypes.bfloat16)
+    assert array.ctypes.data % 64 == 0 or not array.size
+    assert array.flags.c_contiguous
+    assert array.flags.writeable
+
+
 def test_values_of_strided_arrays() -> None:
     array = np.arange(12, dtype=np.float32).reshape(3, 4).astype(ml_dtypes.bfloat16).T
     assert np.array_equal(custom_ort.from_ortvalue(custom_ort.to_ortvalue(array)), array)
