@@ -149,7 +149,10 @@ class Probe:
                 results = definition.run(attrs, arrays)
                 return self._pad(node, [Known(item.shape, item, taint) for item in map(np.asarray, results)])
             return self._pad(node, self._shapes_only(node, operands, taint))
-        except (OutOfRange, Unsupported) as error:
+        except OutOfRange as error:
+            # position and block tables are indexed by numbers that were chosen for slots: the shape is enough
+            return self._pad(node, [Known(item.shape, None, True, str(error)) for item in self._index_unknown(node, operands, True)])
+        except Unsupported as error:
             try:
                 return self._pad(node, self._shapes_only(node, operands, taint))
             except (OutOfRange, Unsupported):

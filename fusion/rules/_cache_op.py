@@ -220,26 +220,25 @@ def parameter_values(row: Row) -> list[ir.Value]:
     return [part.value for scale in scales for part, _ in scale.parts]
 
 
-def delivered_rows(view: GraphView, row: Row, kind: str) -> ir.Value | None:
-    """The earliest value of the operator's type that holds all elements of the rows, before scale and rounding."""
+def delivered_candidates(view: GraphView, row: Row, kind: str) -> list[ir.Value]:
+    """Values of the operator's type that hold all elements of the rows before scale and rounding, the earliest first."""
     probe, count = row.write.probes[0].probe, row.write.probes[0].source.size
-    value, best = row.start, None
     parameters = {id(value) for value in parameter_values(row)}
-    while True:
+    value: ir.Value | None = row.start
+    found: list[ir.Value] = []
+    while value is not None:
         shape = probe.shape(value)
         if shape is None or int(np.prod(shape)) != count:
-            return best
+            break
         if dtype_name(value) == kind:
-            best = value
+            found.append(value)
         node = value.producer()
         if node is None or value is row.x or (row.norm is not None and value is row.norm.y):
-            return best
-        inner = _carried(view, node, parameters)
-        if inner is None:
-            return best
-        if node.op_type in ("Mul", "Div", "Add", "Sub", "Sum"):
-            best = None
-        value = inner
+            break
+        value = _carried(view, node, parameters)
+        if value is not None and node.op_type in ("Mul", "Div", "Add", "Sub", "Sum"):
+            found = []
+    return found[::-1]
 
 
 def _carried(view: GraphView, node: ir.Node, parameters: set[int]) -> ir.Value | None:

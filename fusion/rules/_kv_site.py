@@ -285,8 +285,7 @@ class _Site:
 
     def _delivered_value(self, row: Row, value: ir.Value, output: ir.Value, name: str) -> ir.Value:
         """The operator's output in the shape and order of the value it replaces."""
-        position = positions_in(self.view, row, value)
-        order = self._delivered_order(row, position)
+        order = self._delivered_order(positions_in(self.view, row, value))
         if order == "token" and self.frame == "batch" and self.heads > 1:
             output = self.emit.node("Transpose", [output], name + "_by_token", {"perm": [0, 2, 1, 3]})
         elif order == "head" and self.frame == "flat" and self.heads > 1:
@@ -300,16 +299,13 @@ class _Site:
             return output
         return self.emit.reshape(output, self._target(shapes, value), name)
 
-    def _delivered_order(self, row: Row, position: list[Array] | None) -> str:
-        """``token``: ``[T, N, D]`` in the value; ``head``: ``[B, N, S, D]``; ``both`` for one head."""
-        if position is not None:
-            orders = [self._orders(number, item) for number, item in enumerate(position)]
-            for order in ("head", "token") if self.frame == "batch" else ("token", "head"):
-                if all(order in found for found in orders):
-                    return order
-        raise Refused(
-            "delivered-order", "delivered rows lie in token or head order", "another order", "one of both", ""
-        )
+    def _delivered_order(self, position: list[Array] | None) -> str:
+        """``token``: ``[T, N, D]`` in the value; ``head``: ``[B, N, S, D]``; "" for neither."""
+        orders = [self._orders(number, item) for number, item in enumerate(position or [])]
+        for order in ("head", "token") if self.frame == "batch" else ("token", "head"):
+            if orders and all(order in found for found in orders):
+                return order
+        return ""
 
     def _orders(self, number: int, position: Array) -> set[str]:
         count, heads, width = position.shape
@@ -404,9 +400,10 @@ class _Site:
         for row, place in ((self.inputs.key, 2), (self.inputs.value, 3)):
             if row is self.inputs.value and self.inputs.separate:
                 continue
-            item = common.delivered_rows(self.view, row, self.kind)
-            if item is not None:
-                found.append((row, item, place))
+            for item in common.delivered_candidates(self.view, row, self.kind):
+                if self._delivered_order(positions_in(self.view, row, item)):
+                    found.append((row, item, place))
+                    break
         return found
 
     def _replaced_ids(self) -> set[int]:
