@@ -84,7 +84,7 @@ def ranges(numbers: Iterable[int]) -> str:
 def fusion_text(result: FusionResult, style: Style = PLAIN) -> str:
     """The whole report: operators before and after, the sites, the places left alone."""
     notes = [f"note: {note}" for note in result.notes]
-    lines = [*_op_lines(result, style), *_site_lines(result, style), *_refusal_lines(result, style)]
+    lines = [*op_lines(result, style), *_site_lines(result, style), *_refusal_lines(result, style)]
     return "\n".join([*lines, *([""] if notes else []), *notes])
 
 
@@ -96,7 +96,8 @@ def op_rows(result: FusionResult) -> tuple[list[tuple[str, int, int]], int]:
     return changed, len(rows) - len(changed)
 
 
-def _op_lines(result: FusionResult, style: Style) -> list[str]:
+def op_lines(result: FusionResult, style: Style = PLAIN) -> list[str]:
+    """The table of operators before and after."""
     changed, same = op_rows(result)
     total = (result.ops_before.total(), result.ops_after.total())
     if not changed:

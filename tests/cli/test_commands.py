@@ -146,6 +146,17 @@ def test_verify_exits_with_3_where_results_differ(
     assert "NOT equal" in said
 
 
+def test_defuse_turns_a_fused_model_back(fused: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = tmp_path / "plain.onnx"
+    assert main(["defuse", str(fused), str(plain)]) == 0
+    model = onnx.load_model(plain)
+    assert not model.functions
+    assert all(node.domain == "" for node in model.graph.node)
+    assert [item.domain for item in model.opset_import] == [""]
+    assert f"ai.ascend::{OP}" in capsys.readouterr().out
+    assert main(["verify", DEMO, str(plain), "--inputs", RECORD, "--no-kernel"]) == 0
+
+
 def test_run_writes_every_case_under_its_name(fused: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.npz"
     assert main(["run", str(fused), "--inputs", RECORD, "--outputs", str(out)]) == 0
