@@ -159,7 +159,8 @@ def _site_lines(result: FusionResult, style: Style) -> list[str]:
     if not result.sites:
         return [style.bold("fused: nothing"), ""]
     counts = Counter(site.op for site in result.sites)
-    lines = [style.bold("fused: " + ", ".join(f"{count} x {op}" for op, count in counts.items()))]
+    title = "would be fused: " if result.ops_before == result.ops_after else "fused: "
+    lines = [style.bold(title + ", ".join(f"{count} x {op}" for op, count in counts.items()))]
     for group in groups(result.sites):
         site = group.first
         lines += ["", f"  {style.good(site.op)}  {group.where}"]

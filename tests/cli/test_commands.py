@@ -113,7 +113,7 @@ def test_external_weights_are_shared_beside_the_input_and_copied_when_asked(
 
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", DEMO]) == 0
-    assert f"fused: 1 x {OP}" in capsys.readouterr().out
+    assert f"would be fused: 1 x {OP}" in capsys.readouterr().out
     assert main(["explain", DEMO, "--json", "--layer", "0", "--op", OP]) == 0
     said = json.loads(capsys.readouterr().out)
     (site,) = said["sites"]
