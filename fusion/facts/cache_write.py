@@ -587,6 +587,18 @@ def other_readers(write: CacheWrite) -> list[ir.Node]:
     return [node for node, _ in uses(write.cache) if id(node) not in inside and node.op_type not in ("Shape", "Size")]
 
 
+def view_readers(write: CacheWrite) -> list[tuple[ir.Value, ir.Node]]:
+    """Readers outside the spine of the cache while it is being written: neither the old content nor the final one."""
+    inside = {id(node) for node in write.spine}
+    values = [value for node in write.spine for value in node.outputs if value is not write.out]
+    return [
+        (value, node)
+        for value in values
+        for node, _ in uses(value)
+        if id(node) not in inside and node.op_type not in ("Shape", "Size")
+    ]
+
+
 def same_numbers(view: GraphView, a: CacheWrite, b: CacheWrite) -> bool:
     """Whether two writes use the same slot numbers: one value, or equal computations on equal shapes.
 

@@ -266,7 +266,6 @@ def _comes_from(view: GraphView, value: ir.Value, parameters: set[int], depth: i
     return all(item is None or _comes_from(view, item, parameters, depth - 1) for item in node.inputs)
 
 
-
 def parameter(emit: Emitter, view: GraphView, scale: Scale | None, what: str) -> ir.Value | None:
     """A quantisation parameter that multiplies (or is added), as ``[1]``, ``[D]`` or ``[N, D]`` of float32."""
     if scale is None:

@@ -154,7 +154,9 @@ class _Site:
     def _spread(self, value: ir.Value, table: Table, name: str) -> ir.Value:
         """cos or sin rows shared by the batch or by its tokens, as one row for each token."""
         width = len(table.columns)
-        rows = self.emit.reshape(value, [-1 if table.per_batch else 1, -1 if table.per_token else 1, width], name + "_rows")
+        rows = self.emit.reshape(
+            value, [-1 if table.per_batch else 1, -1 if table.per_token else 1, width], name + "_rows"
+        )
         tokens = [self._split(number)[1] for number in range(len(self.inputs.key_parts))]
         dim = common.dim_like(self.emit, self._own_probes(), tokens, self._shape_sources(), "tokens")
         if dim is None:
@@ -338,7 +340,9 @@ class _Site:
             sizes = [shape[axis] for shape in shapes]
             found = common.dim_like(self.emit, self._own_probes(), sizes, self._shape_sources(), "delivered")
             if found is None:
-                raise Refused("delivered-shape", "the shape of a delivered value can be told", str(shapes[0]), "", "", value)
+                raise Refused(
+                    "delivered-shape", "the shape of a delivered value can be told", str(shapes[0]), "", "", value
+                )
             dims[axis] = found
         if varying:
             dims[varying[-1]] = -1
@@ -411,19 +415,7 @@ class _Site:
         spine = [
             item for row in (self.inputs.key, self.inputs.value) for node in row.write.spine for item in node.outputs
         ]
-        self._refuse_spine_readers(spine)
         return {id(item) for item in spine}
-
-    def _refuse_spine_readers(self, spine: list[ir.Value]) -> None:
-        outs = {id(row.write.out) for row in (self.inputs.key, self.inputs.value)}
-        for item in spine:
-            for use in item.uses() if id(item) not in outs else ():
-                if id(use.node) not in self.region_ids and use.node.op_type not in ("Shape", "Size"):
-                    raise Refused(
-                        "alias-second-reader", "the cache is read in its final form only",
-                        f"{item.name} is read by {use.node.op_type} {use.node.name}", "the updated cache",
-                        "read the updated cache instead", item,
-                    )  # fmt: skip
 
     def _node(self, operands: list[ir.Value | None], attrs: dict[str, Any]) -> tuple[ir.Node, list[ir.Value]]:
         name = self.emit.name("node")
@@ -448,8 +440,14 @@ class _Site:
             while True:
                 probe = settle(self.view, probe.seed, probe.numbers, targets, probe.sizes)
                 wanted = self._unequal(probe, written.batch)
-                if wanted is None or not probe.sizes.unify(*wanted):
+                if wanted is None:
                     break
+                if not probe.sizes.unify(*wanted):
+                    raise Refused(
+                        "kv-sizes-differ",
+                        "both caches have the batch, pages and length that the operator wants (KV-14, KV-15)",
+                        f"sizes {wanted[0]} and {wanted[1]}", "equal sizes", "give both caches one shape", value.cache,
+                    )  # fmt: skip
             probes.append(probe)
         return probes
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from fusion.candidate import Candidate, EmitterFactory, Refused
 from fusion.facts.analysis import Facts
-from fusion.facts.cache_write import CacheWrite, NotAWrite, other_readers, same_numbers
+from fusion.facts.cache_write import CacheWrite, NotAWrite, other_readers, same_numbers, view_readers
 from fusion.facts.graph import GraphView
 from fusion.facts.norm import NormFact
 from fusion.facts.probe import Probe
@@ -32,6 +32,10 @@ MODES = {
     ("BSND", "block"): "PA_BLK_BNSD",
     ("NZ", "block"): "PA_BLK_NZ",
 }
+
+
+_BIAS = ("Add",)
+"""What may stand between a projection and its rows."""
 
 
 class KvRmsNormRopeCacheRule:
@@ -85,11 +89,20 @@ def _unread(facts: Facts, write: CacheWrite, reason: Reason) -> Refusal:
 
 def _alone(facts: Facts, row: Row, any_key: bool) -> Refusal:
     layer = facts.layer(row.write)
+    place = facts.view.place(row.start, layer)
+    fact = f"rows written to {row.write.cache.name}"
+    try:
+        _refuse_aliases(row.write)
+    except Refused as refused:
+        return refused.refusal(facts.view, OP, row.write.out, layer)
+    node = row.x.producer()
+    if row.norm is None and node is not None and node.op_type not in ("MatMul", "Gemm", *_BIAS):
+        found = f"plain rows that {node.op_type} computes: neither normalised nor rotated nor quantised in a known form"
+        wanted = "a norm, a rotation or a projection, then scale, round and clip to int8 in an 8-bit cache"
+        return Refusal("row-plain", place, layer, OP, fact, found, wanted, "")
     kind = "normalised" if row.norm is not None else "plain"
-    wanted = "a cache with rotated rows at the same slots"
     found = f"{kind} rows and no partner" + ("" if any_key else "; no rotated rows in the graph")
-    place = facts.view.place(row.write.out, layer)
-    return Refusal("kv-no-partner", place, layer, OP, f"rows written to {row.write.cache.name}", found, wanted, "")
+    return Refusal("kv-no-partner", place, layer, OP, fact, found, "a cache with rotated rows at the same slots", "")
 
 
 def _partner(facts: Facts, key: Row, values: list[Row]) -> Row:
@@ -236,6 +249,12 @@ def _refuse_aliases(write: CacheWrite) -> None:
         raise Refused(
             "alias-second-reader", f"the old content of {write.cache.name} has no other reader",
             "it is a graph output", "only the write", "drop the output", write.cache,
+        )  # fmt: skip
+    for value, node in view_readers(write):
+        raise Refused(
+            "alias-second-reader", f"{write.cache.name} is read in its final, written form only",
+            f"{value.name} is read by {node.op_type} {node.name or node.outputs[0].name}", "the updated cache",
+            "read the updated cache instead", value,
         )  # fmt: skip
 
 
