@@ -17,6 +17,8 @@ from ir_ops.dtypes import Array, by_numpy
 from ir_ops.npz import load_npz
 
 FOLDER = Path(__file__).parent / "data" / "golden"
+COUNTS = {"KvRmsNormRopeCache": 29, "QkvRmsNormRopeCache": 16}
+"""Published cases of each operator that must be there."""
 
 
 @dataclass(frozen=True)

@@ -98,18 +98,12 @@ Call::Call(const KernelContext& context, const Sizes& sizes_, const ::kvfuse::Ca
       sin(context.Input(kInSin)),
       index(context.Input(kInIndex)),
       q_out(context.Input(kInQOut)),
-      k{context.Input(kInKCache),
-        context.Input(kInKScale),
-        context.Input(kInKOffset),
-        kOutKCache,
-        kOutKOutBeforeQuant,
-        sizes.k},
-      v{context.Input(kInVCache),
-        context.Input(kInVScale),
-        context.Input(kInVOffset),
-        kOutVCache,
-        kOutVOutBeforeQuant,
-        sizes.v} {
+      k{context.Input(kInKCache),  context.Input(kInKScale),
+        context.Input(kInKOffset), kOutKCache,
+        kOutKOutBeforeQuant,       sizes.k},
+      v{context.Input(kInVCache),  context.Input(kInVScale),
+        context.Input(kInVOffset), kOutVCache,
+        kOutVOutBeforeQuant,       sizes.v} {
   for (const Tensor* tensor : {&qkv, &q_gamma, &k_gamma, &cos, &sin, &index, &q_out, &k.input, &v.input, &k.scale,
                                &v.scale, &k.offset, &v.offset}) {
     CheckNotEmpty(kQkv20, *tensor);
@@ -350,8 +344,8 @@ void QkvRmsNormRopeCache::InferShapes(ShapeContext& context) {
   std::vector<int64_t> size, heads;
   std::vector<InferredDim> row;
   if (!context.Dims(kInQkv, 2, &row)) row.resize(2);
-  const bool known = context.Ints(kAttrQkvSize, &size) && size.size() == 4 &&
-                     context.Ints(kAttrHeadNums, &heads) && heads.size() == 3;
+  const bool known =
+      context.Ints(kAttrQkvSize, &size) && size.size() == 4 && context.Ints(kAttrHeadNums, &heads) && heads.size() == 3;
   const auto columns = [&](size_t place) {
     row[1] = {known && heads[place] > 0 && size[3] > 0 ? Product(heads[place], size[3]) : -1, ""};
     return row;

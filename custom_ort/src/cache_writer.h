@@ -70,9 +70,9 @@ class CacheWriter {
         store_(kernels.store[KindOf(raw_type)]),
         normalise_(kernels.normalise[kKindFloat32]),
         normalise_store_(kernels.normalise[KindOf(raw_type)]),
-        quantise_(size_ != 1                      ? nullptr
+        quantise_(size_ != 1                     ? nullptr
                   : scaling == Scaling::kDivides ? kernels.quantise_divided
-                                                  : kernels.quantise[QuantKindOf(type, float8_cast)]) {}
+                                                 : kernels.quantise[QuantKindOf(type, float8_cast)]) {}
 
   // Both memories may be null: the node does not ask for them, or (raw) they are zeros.
   void SetMemory(void* cache, void* raw) { data_ = static_cast<char*>(cache), raw_ = static_cast<char*>(raw); }

@@ -363,7 +363,8 @@ void ShapeContext::CopyRefShapes() {
     const int input = declaration_.outputs[output].ref_input;
     if (input < 0) continue;
     const OrtTensorTypeAndShapeInfo* info = Info(static_cast<size_t>(input));
-    if (Given(static_cast<size_t>(input))) Require(Runtime().ShapeInferContext_SetOutputTypeShape(context_, output, info));
+    if (Given(static_cast<size_t>(input)))
+      Require(Runtime().ShapeInferContext_SetOutputTypeShape(context_, output, info));
   }
 }
 
