@@ -109,8 +109,9 @@ class Attr:
         if self.type == "Int":
             return isinstance(value, _INTEGERS) and not isinstance(value, bool)
         if self.type == "ListInt":
-            listed = isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, (str, bytes))
-            return listed and all(isinstance(item, _INTEGERS) for item in value)
+            if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, np.ndarray)):
+                return False
+            return all(isinstance(item, _INTEGERS) for item in value)
         return isinstance(value, str)
 
     def plain(self, value: Any) -> AttrValue:
