@@ -16,12 +16,13 @@ from fusion.facts.analysis import Facts
 from fusion.facts.cache_write import CacheWrite, NotAWrite, other_readers, same_numbers, view_readers
 from fusion.facts.graph import GraphView
 from fusion.facts.norm import NormFact
-from fusion.facts.probe import Probe
 from fusion.facts.parameters import Part, Reason
+from fusion.facts.probe import Probe
 from fusion.facts.rows import Row, read_row, with_heads
 from fusion.facts.symbolic import Symbolic
 from fusion.result import Refusal
-from fusion.rules._kv_site import Inputs, build
+from fusion.rules._kv_frame import Inputs
+from fusion.rules._kv_site import build
 from ir_ops.ops import OPS
 
 OP = "KvRmsNormRopeCache"
@@ -252,7 +253,7 @@ def _refuse_aliases(write: CacheWrite) -> None:
         )  # fmt: skip
     for value, node in view_readers(write):
         raise Refused(
-            "alias-second-reader", f"{write.cache.name} is read in its final, written form only",
+            "alias-second-reader", f"{write.cache.name} is written in place and read in its final form only",
             f"{value.name} is read by {node.op_type} {node.name or node.outputs[0].name}", "the updated cache",
             "read the updated cache instead", value,
         )  # fmt: skip
