@@ -1,4 +1,4 @@
-"""QkvRmsNormRopeCache: a packed QKV projection, normalised, rotated and written to paged caches.
+"""QkvRmsNormRopeCache: RMSNorm, rotary embedding, optional quantisation and cache write of a packed QKV projection.
 
 A row of ``qkv`` holds Nq query heads, Nk key heads and Nv value heads of D columns. Query and key heads are normalised
 one by one (RMSNorm with a weight of their own each) and rotated; value heads stay as they are. Queries go to ``q_out``,
