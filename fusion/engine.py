@@ -153,6 +153,7 @@ def apply(model: ir.Model, found: Found) -> list[Site]:
 
 def _insert(graph: ir.Graph, candidate: Candidate, order: dict[int, int]) -> None:
     used = {id(item) for node in candidate.emitter.nodes for item in node.inputs if item is not None}
+    used |= {id(new) for _, new in candidate.shapes}
     for constant in candidate.emitter.constants:
         if id(constant) in used:
             graph.register_initializer(constant)
@@ -166,6 +167,8 @@ def _insert(graph: ir.Graph, candidate: Candidate, order: dict[int, int]) -> Non
             behind = node is None or order.get(id(use.node), 0) > order.get(id(node), 0)
             if use.node.op_type in ("Shape", "Size") and behind:
                 use.node.replace_input_with(use.idx, source)
+    for old, new in candidate.shapes:
+        _replace(graph, old, new, set())
     before = _computing(candidate, order)
     for old, new in candidate.replaced:
         _replace(graph, old, new, before)

@@ -15,6 +15,7 @@ from fusion.rules import _cache_op as common
 from fusion.rules._kv_delivered import Delivered, delivered_values, reproduced
 from fusion.rules._kv_frame import Frame, Inputs
 from fusion.rules._kv_operands import Operands
+from fusion.rules._kv_shapes import stand_ins, told_shapes
 from ir_ops.declaration import Operator
 from ir_ops.dtypes import by_name
 from ir_ops.ops import DOMAIN
@@ -42,6 +43,7 @@ def build(facts: Facts, new_emitter: EmitterFactory, inputs: Inputs, operator: O
         for (_, reshaped), row, output in zip(caches, inputs.rows, outputs, strict=False)
     ]
     replaced += [(item.value, reproduced(frame, item, outputs[item.place])) for item in needed]
+    asked = stand_ins(frame)
     return Candidate(
         op=operator.name,
         node=node,
@@ -52,7 +54,8 @@ def build(facts: Facts, new_emitter: EmitterFactory, inputs: Inputs, operator: O
         probes=frame.probes(),
         place=facts.view.place(inputs.key.write.out, layer),
         layer=layer,
-        stand_ins=_stand_ins(frame),
+        stand_ins=asked,
+        shapes=told_shapes(frame, asked),
         assumptions=_assumptions(frame),
         notes=made.notes,
         attrs=attrs,
@@ -63,7 +66,7 @@ def _needed(frame: Frame) -> list[Delivered]:
     """What the operator can deliver and is read outside the region."""
     delivered = delivered_values(frame)
     # who reads a cache while it is being written is the alias check's business
-    spine = {id(item) for row in frame.inputs.rows for node in row.write.spine for item in node.outputs}
+    spine = {id(item) for row in frame.inputs.rows for node in row.write.spine.nodes for item in node.outputs}
     values = [item.value for item in delivered]
     read = delivered_outside(frame.view, frame.region, frame.stops(), values, spine)
     return [item for item in delivered if id(item.value) in read]
@@ -96,25 +99,6 @@ def _node(
     node = ir.node(operator.name, operands, attrs, domain=DOMAIN, outputs=outputs, name=name)
     frame.emit.nodes.append(node)
     return node, outputs
-
-
-def _stand_ins(frame: Frame) -> list[tuple[ir.Value, ir.Value]]:
-    """Values of the region that others ask for their shape, and a source of the same shape to ask instead."""
-    found = []
-    sources = [frame.key_columns.value, frame.value_columns.value, frame.cos.value]
-    asked = [
-        value
-        for node in frame.region
-        for value in node.outputs
-        if any(use.node.op_type in ("Shape", "Size") for use in value.uses())
-    ]
-    for value in asked:
-        for source in sources:
-            pairs = [(probe.shape(value), probe.shape(source)) for probe in frame.own_probes()]
-            if all(own is not None and own == other for own, other in pairs):
-                found.append((value, source))
-                break
-    return found
 
 
 def _assumptions(frame: Frame) -> list[str]:

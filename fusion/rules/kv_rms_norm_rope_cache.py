@@ -13,13 +13,16 @@ import onnx_ir as ir
 
 from fusion.candidate import Candidate, EmitterFactory, Refused
 from fusion.facts.analysis import Facts
-from fusion.facts.cache_write import CacheWrite, NotAWrite, other_readers, same_numbers, view_readers
+from fusion.facts.cache_write import CacheWrite
 from fusion.facts.graph import GraphView
 from fusion.facts.norm import NormFact
 from fusion.facts.parameters import Part, Reason
 from fusion.facts.probe import Probe
 from fusion.facts.rows import Row, read_row, with_heads
+from fusion.facts.same_slots import same_slots
+from fusion.facts.spine import half_written_readers, old_content_readers
 from fusion.facts.symbolic import Symbolic
+from fusion.facts.write_map import NotAWrite
 from fusion.result import Refusal
 from fusion.rules._kv_frame import Inputs
 from fusion.rules._kv_site import build
@@ -119,7 +122,7 @@ def _partner(facts: Facts, key: Row, values: list[Row]) -> Row:
             "kv-no-partner", f"rotated rows in {write.cache.name} have a partner cache",
             f"no cache with {kind} rows", f"a cache with {kind} rows at the same slots", "", write.out,
         )  # fmt: skip
-    same = [row for row in fitting if _same_slots(view, write, row.write)]
+    same = [row for row in fitting if same_slots(view, write, row.write)]
     if not same:
         other = min(fitting, key=lambda row: _distance(facts, key, row)).write
         raise Refused(
@@ -135,11 +138,6 @@ def _partner(facts: Facts, key: Row, values: list[Row]) -> Row:
 
 def _slots_text(write: CacheWrite) -> str:
     return f"{write.slots.value.name} ({write.slots.form}, {write.order})"
-
-
-def _same_slots(view: GraphView, a: CacheWrite, b: CacheWrite) -> bool:
-    alike = (a.slots.form, a.slots.shared, a.slots.start) == (b.slots.form, b.slots.shared, b.slots.start)
-    return alike and a.order == b.order and same_numbers(view, a, b)
 
 
 def _distance(facts: Facts, key: Row, row: Row) -> tuple[bool, bool, bool, int]:
@@ -235,7 +233,7 @@ def _same_heads(view: GraphView, key: Row, value: Row) -> Row:
 
 
 def _refuse_aliases(write: CacheWrite) -> None:
-    readers = other_readers(write)
+    readers = old_content_readers(write.spine)
     if readers:
         node = readers[0]
         raise Refused(
@@ -251,7 +249,7 @@ def _refuse_aliases(write: CacheWrite) -> None:
             "alias-second-reader", f"the old content of {write.cache.name} has no other reader",
             "it is a graph output", "only the write", "drop the output", write.cache,
         )  # fmt: skip
-    for value, node in view_readers(write):
+    for value, node in half_written_readers(write.spine):
         raise Refused(
             "alias-second-reader", f"{write.cache.name} is written in place and read in its final form only",
             f"{value.name} is read by {node.op_type} {node.name or node.outputs[0].name}", "the updated cache",
