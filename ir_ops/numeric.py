@@ -33,6 +33,9 @@ class Numeric(Protocol):
 
     def dim(self, x: Tensor, axis: int) -> Dim: ...
 
+    def rank(self, x: Tensor) -> int:
+        """The number of axes. An operator that asks for it names the input in ``needs_rank``."""
+
     def reshape(self, x: Tensor, dims: Sequence[Dim]) -> Tensor: ...
 
     def transpose(self, x: Tensor, perm: Sequence[int]) -> Tensor: ...
@@ -84,6 +87,9 @@ class NumpyNumeric:
 
     def dim(self, x: Array, axis: int) -> int:
         return int(x.shape[axis])
+
+    def rank(self, x: Array) -> int:
+        return x.ndim
 
     def reshape(self, x: Array, dims: Sequence[int]) -> Array:
         reshaped: Array = x.reshape(dims)

@@ -81,7 +81,7 @@ def no_body_reason(op: Operator, inputs: Mapping[str, TensorSpec], attrs: Mappin
     for name, spec in inputs.items():
         if not spec.dtype:
             return f"the element type of {name} is not known"
-        if op.input(name).ref and spec.shape is None:
+        if (op.input(name).ref or name in op.needs_rank) and spec.shape is None:
             return f"the rank of {name} is not known"
     if opset < 13 and any(spec.dtype == "bfloat16" for spec in inputs.values()):
         return f"opset {opset} casts no bfloat16, 13 does"

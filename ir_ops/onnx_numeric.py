@@ -159,6 +159,11 @@ class OnnxNumeric:
         shape = self.node("Shape", [x], "int64", 1)
         return self.node("Gather", [shape, self.constant([axis], "int64")], "int64", 1, axis=0)
 
+    def rank(self, x: Value) -> int:
+        if x.rank is None:
+            raise ValueError(f"the rank of {x.name} must be known")
+        return x.rank
+
     def reshape(self, x: Value, dims: Sequence[Any]) -> Value:
         return self.node("Reshape", [x, self.sizes(dims)], x.dtype, len(dims))
 
