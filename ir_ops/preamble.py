@@ -29,11 +29,11 @@ def rotate_interleaved(xp: Numeric, x: Any, cos: Any, sin: Any, width: Any) -> A
 def rotate_halves(xp: Numeric, x: Any, cos: Any, sin: Any, width: Any) -> Any:
     """Rotates pairs ``(x[j], x[width/2 + j])`` where they are, in the type of x: halves in, halves out."""
     half = width // 2
-    # the products are cut, not the factors: a runtime that computes fp16 in fp32 must then round each of them
-    own = x * cos
-    crossed = xp.concat_columns([xp.columns(x, half, width), xp.columns(x, 0, half)]) * sin
-    low = xp.columns(own, 0, half) - xp.columns(crossed, 0, half)
-    high = xp.columns(own, half, width) + xp.columns(crossed, half, width)
+    crossed = xp.concat_columns([xp.columns(x, half, width), xp.columns(x, 0, half)])
+    # products that are moved twice before they are added: ONNX Runtime, which computes fp16 in fp32, rounds them then
+    products = xp.concat_columns([x * cos, crossed * sin])
+    low = xp.columns(products, 0, half) - xp.columns(products, width, width + half)
+    high = xp.columns(products, half, width) + xp.columns(products, width + half, width * 2)
     return xp.concat_columns([low, high])
 
 

@@ -1,4 +1,4 @@
-"""DequantRopeQuantKvcache: optional dequantisation, rotary embedding, int8 quantisation and cache write of a packed QKV.
+"""DequantRopeQuantKvcache: optional dequantisation, rotary embedding, int8 quantisation and cache write of packed QKV.
 
 A row of ``x`` holds Nq query heads, Nkv key heads and Nkv value heads of D columns. An int32 row, the result of an int8
 product, is dequantised first; a float row is taken as it is. Queries and keys are rotated; keys and values are
@@ -232,16 +232,18 @@ def _compute(xp: Numeric, x: Mapping[str, Any], attrs: Mapping[str, Any]) -> dic
     cos, sin = (xp.cast(xp.reshape(x[name], [-1, 1, width]), arithmetic) for name in ("cos", "sin"))
     lead = [xp.dim(x["x"], axis) for axis in range(xp.rank(x["x"]) - 1)]
 
-    def part(start: int, size: int) -> Any:
-        return xp.reshape(xp.columns(rows, start, start + size), [-1, size // width, width])
+    entering = xp.cast(rows, arithmetic)
+
+    def part(of: Any, start: int, size: int) -> Any:
+        return xp.reshape(xp.columns(of, start, start + size), [-1, size // width, width])
 
     def rotated(start: int, size: int) -> Any:
-        return rotate_halves(xp, xp.cast(part(start, size), arithmetic), cos, sin, width)
+        return rotate_halves(xp, part(entering, start, size), cos, sin, width)
 
     def delivered(value: Any, count: Any) -> Any:
         return xp.reshape(xp.cast(value, kind), [*lead, count, width])
 
-    k, v = rotated(query, key), part(query + key, key)
+    k, v = rotated(query, key), part(rows, query + key, key)
     q_heads = query // width
     outputs = {"q": delivered(rotated(0, query), q_heads) if query else xp.zeros([*lead, 0, width], kind)}
     for name, value in (("k", k), ("v", v)):
