@@ -82,6 +82,8 @@ const char* ElementTypeName(int type) {
       return "float8_e4m3fn";
     case kFloat8E5m2:
       return "float8_e5m2";
+    case kInt4:
+      return "int4";
     default:
       return "another type";
   }
@@ -294,7 +296,24 @@ bool ShapeContext::Dims(size_t input, size_t rank, std::vector<InferredDim>* dim
   return true;
 }
 
-void ShapeContext::SetOutput(size_t output, const std::vector<InferredDim>& dims) {
+bool ShapeContext::Dims(size_t input, std::vector<InferredDim>* dims) const {
+  const OrtTensorTypeAndShapeInfo* info = Info(input);
+  size_t rank = 0;
+  return info != nullptr && Succeeded(Runtime().GetDimensionsCount(info, &rank)) && rank > 0 && Dims(input, rank, dims);
+}
+
+int64_t ShapeContext::Int(size_t attribute) const {
+  const AttrDecl& declared = declaration_.attrs[attribute];
+  const OrtOpAttr* found = nullptr;
+  int64_t value = 0;
+  size_t size = 0;
+  const bool read =
+      Succeeded(Runtime().ShapeInferContext_GetAttribute(context_, declared.name, &found)) &&
+      Succeeded(Runtime().ReadOpAttr(found, int{ort::kIntAttribute}, static_cast<void*>(&value), sizeof value, &size));
+  return read ? value : static_cast<int64_t>(declared.number);
+}
+
+void ShapeContext::SetOutput(size_t output, const std::vector<InferredDim>& dims, int type) {
   std::vector<int64_t> sizes;
   std::vector<const char*> symbols;
   for (const InferredDim& dim : dims) {
@@ -303,7 +322,7 @@ void ShapeContext::SetOutput(size_t output, const std::vector<InferredDim>& dims
   }
   // The runtime calls one operator of a name for all its type combinations: the type is in the graph, not in us.
   const int like = declaration_.outputs[output].type_input;
-  const int type = like < 0 ? int{kUndefined} : InputType(static_cast<size_t>(like));
+  if (type == kUndefined) type = like < 0 ? declaration_.outputs[output].type : InputType(static_cast<size_t>(like));
   if (type == kUndefined) return;
   OwnedInfo owned;
   Require(Runtime().CreateTensorTypeAndShapeInfo(&owned.info));

@@ -10,6 +10,7 @@ import onnx
 from onnx import helper
 
 import custom_ort
+from ir_ops.declaration import TensorSpec
 from ir_ops.dtypes import Array, by_name, by_numpy
 from ir_ops.errors import KvfuseError
 from ir_ops.ops import DOMAIN, DOMAIN_VERSION, OPS
@@ -36,13 +37,20 @@ def model(
     constants, shapes = constants or {}, shapes or {}
     given = [entry.name if entry.name in types else "" for entry in declared.inputs]
     wanted = [entry.name for entry in declared.outputs] if outputs is None else list(outputs)
-    choice = {entry.type: types[entry.name] for entry in declared.inputs if entry.name in types}
+    results = declared.infer({name: TensorSpec(kind, None) for name, kind in types.items()}, attrs)
+    kinds = {entry.name: results[entry.name].dtype for entry in declared.outputs}
     names = [entry.onnx_name if entry.name in wanted else "" for entry in declared.outputs]
     while given[-1] == "":
         given.pop()
     node = helper.make_node(operator, given, names, name="the node", domain=DOMAIN, **_plain(attrs))
+    nodes = [node]
+    for entry in declared.outputs:
+        if entry.name in wanted and kinds[entry.name] == "int4":  # which no Python binding takes out of a session
+            kinds[entry.name] = "int8"
+            node.output[list(node.output).index(entry.onnx_name)] = f"{entry.name}_packed"
+            nodes.append(helper.make_node("Cast", [f"{entry.name}_packed"], [entry.onnx_name], to=onnx.TensorProto.INT8))
     graph = helper.make_graph(
-        [node],
+        nodes,
         "one_node",
         [
             helper.make_tensor_value_info(name, by_name(types[name]).onnx, shapes.get(name))
@@ -50,13 +58,13 @@ def model(
             if name and name not in constants
         ],
         [
-            helper.make_tensor_value_info(entry.onnx_name, by_name(choice[entry.type]).onnx, None)
+            helper.make_tensor_value_info(entry.onnx_name, by_name(kinds[entry.name]).onnx, None)
             for entry in declared.outputs
             if entry.name in wanted
         ],
         [_tensor(name, array) for name, array in constants.items()],
     )
-    imports = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
+    imports = [helper.make_opsetid("", 20 if len(nodes) == 1 else 21), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
     return helper.make_model(graph, opset_imports=imports, ir_version=10)
 
 
