@@ -52,9 +52,9 @@ void DynamicQuant::Check(const Tensor& x, const Tensor& smooth, const Tensor& gr
   if (x.rank < 2) Refuse(kDq1, Found(x), "2 to 8 dims");
   const int64_t width = x.Back(0);
   if (width == 0) Refuse(kDq1B, Found(x), "H >= 1");
-  if (groups.given && !smooth.given) Refuse(kDq2B, "group_index without smooth_scales", "smooth_scales [E, H]");
-  if (groups.given && (groups.rank != 1 || !smooth.Is({groups.dims[0], width}))) {
-    Refuse(kDq2B, Found(smooth) + ", " + Found(groups), "[E, " + Text(width) + "] and [E]");
+  if (groups.given && groups.rank != 1) Refuse(kDq2B, Found(groups), "[E]");
+  if (smooth.given && groups.given && !smooth.Is({groups.dims[0], width})) {
+    Refuse(kDq2B, Found(smooth), "[" + Text(groups.dims[0]) + ", " + Text(width) + "]");
   }
   if (smooth.given && !groups.given && !smooth.Is({width})) Refuse(kDq2B, Found(smooth), "[" + Text(width) + "]");
   if (groups.given && groups.elements > 1024) Refuse(kDq2C, "E = " + Text(groups.elements), "at most 1024");
@@ -84,8 +84,8 @@ void DynamicQuant::Run(KernelContext& context) const {
   char* out = static_cast<char*>(context.Output(kOutY, x.dims, x.rank));
   float* scales = static_cast<float*>(context.Output(kOutScale, x.dims, x.rank - 1));
   const Rows in = RowsOf(x, width);
-  const int32_t* ends = groups.given ? groups.As<int32_t>() : nullptr;
-  const int32_t* last = groups.given ? ends + groups.elements : nullptr;
+  const int32_t* ends = groups.given && smooth.given ? groups.As<int32_t>() : nullptr;
+  const int32_t* last = ends != nullptr ? ends + groups.elements : nullptr;
   context.ForRows(rows, [&](size_t begin, size_t end) {
     Scratch scratch(width);
     for (size_t row = begin; row < end; ++row) {

@@ -25,6 +25,7 @@ from ir_ops.declaration import (
     Note,
     Operator,
     Output,
+    Shape,
     TensorSpec,
     Undecided,
     shape_differs,
@@ -39,18 +40,15 @@ LARGEST = {"int8": 127.0, "int4": 7.0, "float8_e5m2": 57344.0, "float8_e4m3fn": 
 
 
 def _smooth(case: Case) -> Iterator[Finding]:
-    if not case.has("smooth_scales"):
-        if case.has("group_index"):
-            yield "group_index without smooth_scales", "smooth_scales [E, H]"
-        return
-    width, smooth = case.dim("x", -1), case.shape("smooth_scales")
+    wanted: Shape = (case.dim("x", -1),)
     if case.has("group_index"):
         groups = case.shape("group_index")
-        if len(groups) != 1 or shape_differs(smooth, (groups[0], width)):
-            yield (f"smooth_scales {shape_text(smooth)}, group_index {shape_text(groups)}",
-                   f"[E, {width}] and [E]")  # fmt: skip
-    elif shape_differs(smooth, (width,)):
-        yield f"smooth_scales {shape_text(smooth)}", shape_text((width,))
+        if len(groups) != 1:
+            yield f"group_index {shape_text(groups)}", "[E]"
+            return
+        wanted = (groups[0], *wanted)
+    if case.has("smooth_scales") and shape_differs(case.shape("smooth_scales"), wanted):
+        yield f"smooth_scales {shape_text(case.shape('smooth_scales'))}", shape_text(wanted)
 
 
 def _row_ends(case: Case) -> Iterator[Finding]:
@@ -157,6 +155,7 @@ OPERATOR = Operator(
             (
                 "The published references divide 0 by 0 for a row of zeros; here its scale and y are 0.",
                 "A2 and A3 multiply by 127 / max instead of dividing: a step of one at near-ties.",
+                "group_index without smooth_scales chooses nothing; its row ends are checked all the same.",
                 "Rows behind the last group would have no meaning: the last end must be the number of rows.",
                 "`generic` takes float32; the products take 16-bit rows.",
             ),

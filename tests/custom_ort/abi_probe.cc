@@ -204,6 +204,16 @@ OrtStatus* InferShapes(const OrtCustomOp*, OrtShapeInferContext* context) {
   Require(api.GetSymbolicDimensions(info, symbols, size_t{2}));
   Require(api.GetDimensions(info, dims, size_t{2}));
   See("ShapeInferContext_GetInputTypeShape", std::string(symbols[0]) + " " + std::to_string(dims[1]));
+  const OrtOpAttr* attribute = nullptr;
+  OrtStatus* missing = api.ShapeInferContext_GetAttribute(context, "no such attribute", &attribute);
+  See("ShapeInferContext_GetAttribute", missing != nullptr ? "one is missing" : "none is missing");
+  api.ReleaseStatus(missing);
+  Require(api.ShapeInferContext_GetAttribute(context, "integer", &attribute));
+  int64_t integer = 0;
+  size_t size = 0;
+  Require(api.ReadOpAttr(attribute, int{kvfuse::ort::kIntAttribute}, static_cast<void*>(&integer), sizeof integer,
+                         &size));
+  See("ReadOpAttr", std::to_string(integer));
   OrtStatus* status = api.ShapeInferContext_SetOutputTypeShape(context, size_t{0}, info);
   See("ShapeInferContext_SetOutputTypeShape", status == nullptr ? "set" : "refused");
   return status;
