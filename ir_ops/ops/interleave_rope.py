@@ -31,6 +31,8 @@ from ir_ops.preamble import rotate
 
 def _cos(case: Case) -> Iterator[Finding]:
     x, cos = case.shape("x"), case.shape("cos")
+    if len(x) != 4:
+        return  # IR-1
     wanted = (x[0], 1, cos[2] if len(cos) == 4 and cos[2] == 1 else x[2], x[3])
     if shape_differs(cos, wanted):
         yield f"cos {shape_text(cos)}", f"[B, 1, S or 1, D] for x {shape_text(x)}"

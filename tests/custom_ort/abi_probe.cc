@@ -211,8 +211,8 @@ OrtStatus* InferShapes(const OrtCustomOp*, OrtShapeInferContext* context) {
   Require(api.ShapeInferContext_GetAttribute(context, "integer", &attribute));
   int64_t integer = 0;
   size_t size = 0;
-  Require(api.ReadOpAttr(attribute, int{kvfuse::ort::kIntAttribute}, static_cast<void*>(&integer), sizeof integer,
-                         &size));
+  Require(
+      api.ReadOpAttr(attribute, int{kvfuse::ort::kIntAttribute}, static_cast<void*>(&integer), sizeof integer, &size));
   See("ReadOpAttr", std::to_string(integer));
   OrtStatus* status = api.ShapeInferContext_SetOutputTypeShape(context, size_t{0}, info);
   See("ShapeInferContext_SetOutputTypeShape", status == nullptr ? "set" : "refused");

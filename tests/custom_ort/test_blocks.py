@@ -1,4 +1,4 @@
-"""The kernels of the building blocks: published vectors, random calls against the reference, one result for all threads."""
+"""The kernels of the building blocks: published vectors, random calls against the reference, thread counts."""
 
 from __future__ import annotations
 
