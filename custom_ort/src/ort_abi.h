@@ -59,7 +59,9 @@ struct OrtCustomOp {
 
 namespace kvfuse::ort {
 
-inline constexpr uint32_t kOldestVersion = 17;   // shape inference and ParallelFor
+inline constexpr uint32_t kOldestVersion = 17;  // shape inference and ParallelFor
+// First runtime that infers shapes of a node whose optional input is absent without a crash (seen on 1.20 to 1.23).
+constexpr uint32_t kShapesWithAbsentInputs = 24;
 inline constexpr uint32_t kClaimedVersion = 18;  // GetMayInplace
 
 enum ErrorCode : int { kFail = 1, kInvalidArgument = 2, kRuntimeException = 6 };

@@ -163,14 +163,14 @@ def linear_parameters(
             continue
         where = _along_axis(view, symbolic, peeled, value, position)
         if where is None:
-            return Reason("quant-form", "QuantizeLinear scale", "one that differs by token", "one for each column", value)
+            return Reason(
+                "quant-form", "QuantizeLinear scale", "one that differs by token", "one for each column", value
+            )
         found.append(Scale(1.0, [(where, divides)]))
     return found[0], found[1]
 
 
-def _along_axis(
-    view: GraphView, symbolic: Symbolic, peeled: Peeled, value: ir.Value, position: Array
-) -> Part | None:
+def _along_axis(view: GraphView, symbolic: Symbolic, peeled: Peeled, value: ir.Value, position: Array) -> Part | None:
     """The elements of a parameter vector that QuantizeLinear applies to each column."""
     shape, inner = symbolic.probe.shape(value), symbolic.probe.shape(peeled.value)
     if shape is None or inner is None or len(shape) > 1:
