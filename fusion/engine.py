@@ -111,7 +111,7 @@ def _prove(facts: Facts, prover: Prover, candidate: Candidate, options: Options,
                 error.found,
                 error.wanted,
                 "report this graph: facts and numbers disagree",
-            )  # fmt: skip
+            )
         )
         return
     found.proven.append((candidate, proof))

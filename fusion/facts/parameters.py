@@ -9,7 +9,8 @@ import onnx_ir as ir
 
 from fusion.facts.graph import GraphView
 from fusion.facts.quant import Peeled
-from fusion.facts.symbolic import Source, Sym, Symbolic, tidy
+from fusion.facts.symbolic import Source, Symbolic
+from fusion.facts.terms import Sym, tidy
 from ir_ops.dtypes import Array
 
 

@@ -118,8 +118,7 @@ class Probe:
         tensor = self.view.tensor(value)
         if tensor is not None:
             array = self.view.structural(value)
-            shape = tuple(int(dim) for dim in tensor.shape)
-            return Known(shape, array)
+            return Known(tuple(tensor.shape.numpy()), array)
         shape_or_none = self.input_shape(value)
         if shape_or_none is None:
             return UNKNOWN

@@ -27,7 +27,8 @@ from fusion.facts.parameters import (
 from fusion.facts.quant import NotQuantised, Peeled, peel
 from fusion.facts.rotation import NotARotation, Rotation, read_rotation
 from fusion.facts.semantics import Conflict
-from fusion.facts.symbolic import Sym, Symbolic, Unreadable
+from fusion.facts.symbolic import Symbolic
+from fusion.facts.terms import Sym, Unreadable
 from fusion.facts.written import WrittenView
 from ir_ops.dtypes import Array, by_name
 
