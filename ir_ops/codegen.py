@@ -18,7 +18,7 @@ from ir_ops.errors import BadUsage, KvfuseError
 from ir_ops.files import replacing
 from ir_ops.ops import OPS
 
-_ATTR_TYPES = {"Float": "kFloat", "Int": "kInt", "Bool": "kBool", "String": "kString"}
+_ATTR_TYPES = {"Float": "kFloat", "Int": "kInt", "Bool": "kBool", "String": "kString", "ListInt": "kInts"}
 
 
 def snake_case(name: str) -> str:

@@ -32,7 +32,7 @@ struct OutputDecl {
   int type = 0;    // its element type where that is always the same and no input has it
 };
 
-enum class AttrType { kFloat, kInt, kBool, kString };
+enum class AttrType { kFloat, kInt, kBool, kString, kInts };
 
 struct AttrDecl {
   const char* name;

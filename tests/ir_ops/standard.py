@@ -36,9 +36,8 @@ def declare_shapes(
     model: onnx.ModelProto, operator: str, inputs: Mapping[str, Array], attrs: Mapping[str, Any]
 ) -> None:
     """Gives the model's inputs and outputs the shapes of a call, as ``onnx.checker`` wants them."""
-    results = {
-        f"{name}_out" if name in inputs else name: spec for name, spec in inferred(operator, inputs, attrs).items()
-    }
+    specs = inferred(operator, inputs, attrs)
+    results = {entry.onnx_name: specs[entry.name] for entry in OPS[operator].outputs}
     for value in (*model.graph.input, *model.graph.output):
         shape = inputs[value.name].shape if value.name in inputs else results[value.name].shape
         value.type.tensor_type.shape.SetInParent()
