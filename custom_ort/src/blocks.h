@@ -10,8 +10,6 @@
 
 namespace kvfuse {
 
-inline std::string Text(int64_t number) { return std::to_string(number); }
-
 inline bool SameShape(const Tensor& a, const Tensor& b) {
   return a.rank == b.rank && std::equal(a.dims, a.dims + a.rank, b.dims);
 }

@@ -20,31 +20,7 @@ void RotateInterleaved(const float* x, const float* cos, const float* sin, size_
   }
 }
 
-void RotateInterleavedHalf(const float* x, const float* cos, const float* sin, size_t n, float* y) {
-  const size_t half = n / 2;
-  for (size_t j = 0; j < half; ++j) {
-    const float even = x[2 * j], odd = x[2 * j + 1];
-    y[j] = even * cos[j] - odd * sin[j];
-    y[half + j] = odd * cos[half + j] + even * sin[half + j];
-  }
-}
-
 }  // namespace
-
-void RotateRow(Rotary mode, const float* x, const float* cos, const float* sin, size_t n, float* y) {
-  const size_t half = n / 2;
-  switch (mode) {
-    case Rotary::kInterleave:
-      return RotateInterleaved(x, cos, sin, n, y);
-    case Rotary::kQuarter:
-      RotateHalf(x, cos, sin, half, y);
-      return RotateHalf(x + half, cos + half, sin + half, half, y + half);
-    case Rotary::kInterleaveHalf:
-      return RotateInterleavedHalf(x, cos, sin, n, y);
-    default:
-      return RotateHalf(x, cos, sin, n, y);
-  }
-}
 
 Rotation::Rotation(const RowKernels& kernels, Rotary mode, const Tensor& x, const Tensor& cos, const Tensor& sin,
                    const float* matrix)
@@ -75,7 +51,13 @@ size_t Rotation::ParameterRow(size_t row) const {
 }
 
 void Rotation::Turn(const float* x, const float* cos, const float* sin, float* y) const {
-  if (mode_ != Rotary::kMatrix) return RotateRow(mode_, x, cos, sin, turned_, y);
+  if (mode_ == Rotary::kInterleaveHalf) return kernels_.rope_interleaved[kKindFloat32](x, cos, sin, turned_, y);
+  if (mode_ == Rotary::kInterleave) return RotateInterleaved(x, cos, sin, turned_, y);
+  if (mode_ == Rotary::kQuarter) {
+    const size_t half = turned_ / 2;
+    RotateHalf(x, cos, sin, half, y);
+    return RotateHalf(x + half, cos + half, sin + half, half, y + half);
+  }
   std::memset(y, 0, turned_ * sizeof(float));
   const float* row = matrix_;
   for (size_t i = 0; i < turned_; ++i, row += turned_) {
@@ -98,8 +80,12 @@ void Rotation::Run(char* out, size_t begin, size_t end) const {
     const char* source = x_ + row * width_ * size_;
     char* target = out + row * width_ * size_;
     kernels_.load[kind_](source, turned_, x);
-    Turn(x, cos, sin, y);
-    kernels_.store[kind_](y, turned_, {target, turned_, turned_});
+    if (mode_ == Rotary::kHalf) {
+      kernels_.rope_halves[kind_](x, cos, sin, turned_, target);
+    } else {
+      Turn(x, cos, sin, y);
+      kernels_.store[kind_](y, turned_, {target, turned_, turned_});
+    }
     if (turned_ < width_ && target != source) {
       std::memcpy(target + turned_ * size_, source + turned_ * size_, (width_ - turned_) * size_);
     }

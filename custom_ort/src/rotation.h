@@ -10,9 +10,7 @@ namespace kvfuse {
 // As RotaryPositionEmbedding's mode numbers them; by a matrix: x @ matrix takes the turned row's place.
 enum class Rotary : int { kHalf, kInterleave, kQuarter, kInterleaveHalf, kMatrix };
 
-// y = x * cos + rot(x) * sin for one row in fp32. y must not overlap x.
-void RotateRow(Rotary mode, const float* x, const float* cos, const float* sin, size_t n, float* y);
-
+// y = x * cos + rot(x) * sin, row by row, in fp32 and rounded once.
 class Rotation {
  public:
   // cos and sin fit x: every dim but the last is 1 or that of x. `matrix` may be null.
