@@ -22,6 +22,10 @@ from onnx import TensorProto, helper, numpy_helper
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1] / "custom_ort" / "src"
 
+MINOR = int(onnxruntime.__version__.split(".")[1])
+SHAPES_WITH_ABSENT = MINOR >= 24
+"""Older runtimes crash when they infer the shapes of a node with an absent input: there the probe gets all of them."""
+
 SLOTS = {
     "CreateStatus": "made",
     "GetErrorCode": "2",
@@ -44,7 +48,7 @@ SLOTS = {
     "KernelInfoGetAttributeArray_int64": "3: 4 -5 6",
     "KernelContext_GetInputCount": "3",
     "KernelContext_GetOutputCount": "1",
-    "KernelContext_GetInput": "x-x",
+    "KernelContext_GetInput": "x-x" if SHAPES_WITH_ABSENT else "xxx",
     "KernelContext_GetOutput": "x-",
     "ReleaseStatus": "freed",
     "ReleaseTensorTypeAndShapeInfo": "freed",
@@ -92,7 +96,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def probe_model() -> bytes:
     node = helper.make_node(
-        "AbiProbe", ["x", "", "c"], ["y"], name="the probe", domain="kvfuse.abi_probe",
+        "AbiProbe", ["x", "" if SHAPES_WITH_ABSENT else "x", "c"], ["y"], name="the probe", domain="kvfuse.abi_probe",
         number=2.5, integer=-7, text="a text", integers=[4, -5, 6],
     )  # fmt: skip
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3])

@@ -12,7 +12,7 @@ from ir_ops.dtypes import Array, DType, by_name
 from ir_ops.ge.attrs import make_attr
 from ir_ops.ge.builder import GraphBuilder
 from ir_ops.ge.convert.operand import Operand
-from ir_ops.ge.convert.registry import Unsupported
+from ir_ops.ge.convert.unsupported import Unsupported
 from ir_ops.ge.infer.call import Known
 from ir_ops.ge.model import Attr, Shape
 from ir_ops.ge.tensor import Outputs, Tensor, TensorLike

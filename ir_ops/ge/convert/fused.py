@@ -10,7 +10,8 @@ import numpy as np
 from ir_ops.declaration import Input, Operator, TensorSpec, Undecided, Violation
 from ir_ops.dtypes import by_name
 from ir_ops.ge.convert.call import NodeCall
-from ir_ops.ge.convert.registry import Convert, Result, Unsupported, converts
+from ir_ops.ge.convert.registry import Convert, Result, converts
+from ir_ops.ge.convert.unsupported import Unsupported
 from ir_ops.ge.infer.fused import to_spec
 from ir_ops.ge.prototypes import find
 from ir_ops.ops import DOMAIN, OPS
