@@ -147,11 +147,12 @@ bool KernelInfo::Bool(size_t attribute) const {
          std::string(declaration_.attrs[attribute].name) + "=" + std::to_string(value), "Bool");
 }
 
-std::vector<int64_t> KernelInfo::Ints(size_t attribute) const {
+std::vector<int64_t> KernelInfo::Ints(size_t attribute, const std::vector<int64_t>* otherwise) const {
   const AttrDecl& declared = declaration_.attrs[attribute];
   size_t size = 0;
   if (!Succeeded(Runtime().KernelInfoGetAttributeArray_int64(info_, declared.name, nullptr, &size))) {
     RefuseOtherType(declared);
+    if (otherwise != nullptr) return *otherwise;
     Refuse({"AT-03", "a required attribute is missing"}, std::string("no ") + declared.name, "ListInt");
   }
   std::vector<int64_t> values(size);

@@ -56,8 +56,8 @@ class KernelInfo {
   float Float(size_t attribute) const;
   bool Bool(size_t attribute) const;
   int64_t Int(size_t attribute) const;
-  // A ListInt attribute, which must be there.
-  std::vector<int64_t> Ints(size_t attribute) const;
+  // A ListInt attribute; without a default it must be there.
+  std::vector<int64_t> Ints(size_t attribute, const std::vector<int64_t>* otherwise = nullptr) const;
   // Position of a String attribute's value among the allowed ones, or -1 with the value in `found`.
   int Choice(size_t attribute, std::string* found) const;
   int InputType(size_t input) const { return types_[input]; }

@@ -50,7 +50,11 @@ def legal(operator: str) -> Call:
         "SwiGlu": {"x": rows(2, 3, 8)},
         "AscendQuantV2": {"x": rows(2, 3, 8), "scale": rows(8), "offset": rows(8)},
         "DynamicQuant": {"x": rows(2, 3, 8), "smooth_scales": rows(2, 8), "group_index": np.array([2, 6], np.int32)},
-    }
+        "ApplyRotaryPosEmb": {"query": rows(2, 3, 4, 8), "key": rows(2, 3, 2, 8), "cos": rows(2, 3, 1, 4),
+                              "sin": rows(2, 3, 1, 4)},
+        "ScatterPaKvCache": {"key": rows(3, 2, 32), "key_cache": rows(4, 5, 2, 32), "value": rows(3, 2, 16),
+                             "value_cache": rows(4, 5, 2, 16), "slot_mapping": np.array([7, -1, 0])},
+    }  # fmt: skip
     return Call(made[operator], {})
 
 
@@ -72,6 +76,10 @@ def resize(**shapes: tuple[int, ...]) -> Change:
 
 def retype(dtype: str, *names: str) -> Change:
     return lambda call: call.inputs.update({name: call.inputs[name].astype(by_name(dtype).np) for name in names})
+
+
+def both(*changes: Change) -> Change:
+    return lambda call: [change(call) for change in changes] and None
 
 
 def attribute(name: str, value: Any) -> Change:
@@ -165,5 +173,50 @@ BREACHES = [
         ("DQ-2", "row ends beyond the rows", put("group_index", [2, 7])),
         ("DQ-3", "odd rows of int4", resize(x=(2, 3, 7), smooth_scales=(2, 7)), {"dst_type": 29}),
         ("DQ-4", "unknown dst_type", attribute("dst_type", 0)),
+    ),
+    *_breaches(
+        "ApplyRotaryPosEmb",
+        ("AR-5", "unknown layout", attribute("layout", 0)),
+        ("AR-6", "unknown rotary_mode", attribute("rotary_mode", "interleave-half")),
+        ("AR-1", "key of another type", retype("float32", "key")),
+        ("AR-1", "query of rank 3", resize(query=(3, 4, 8))),
+        ("AR-1", "rank of another layout", attribute("layout", 4)),
+        ("AR-1", "key of another batch", resize(key=(1, 3, 2, 8))),
+        ("AR-1", "heads in another place", attribute("layout", 3)),
+        ("AR-2", "cos for heads", resize(cos=(2, 3, 4, 4))),
+        ("AR-2", "cos of other tokens", resize(cos=(2, 1, 1, 4))),
+        ("AR-2", "cos of rank 3", resize(cos=(3, 1, 4))),
+        ("AR-2", "sin unlike cos", resize(sin=(1, 3, 1, 4))),
+        ("AR-2", "cos wider than query", resize(cos=(2, 3, 1, 10), sin=(2, 3, 1, 10))),
+        ("AR-2", "odd width", resize(cos=(2, 3, 1, 5), sin=(2, 3, 1, 5))),
+        ("AR-2", "quarters that do not divide",
+         resize(cos=(2, 3, 1, 6), sin=(2, 3, 1, 6)), {"rotary_mode": "quarter"}),
+    ),
+    *_breaches(
+        "ScatterPaKvCache",
+        ("SP-6", "unknown cache_mode", attribute("cache_mode", "PA")),
+        ("SP-6", "unknown scatter_mode", attribute("scatter_mode", "Omni")),
+        ("SP-6", "NZ by heads", both(attribute("cache_mode", "PA_NZ"), attribute("scatter_mode", "NHSD"))),
+        ("SP-6", "compression",
+         lambda call: call.inputs.update({"compress_lens": np.zeros(3, np.int64)})),
+        ("SP-6", "strides", attribute("strides", [1, 2])),
+        ("SP-6", "offsets", attribute("offsets", [0])),
+        ("SP-1", "cache of another type", retype("float32", "key_cache")),
+        ("SP-1", "value of another type", retype("float32", "value", "value_cache")),
+        ("SP-7", "key of rank 2", resize(key=(3, 64))),
+        ("SP-7", "value of other heads", resize(value=(3, 1, 16))),
+        ("SP-4", "fractals that do not divide",
+         both(attribute("cache_mode", "PA_NZ"), resize(key=(3, 2, 24), key_cache=(4, 2, 5, 16),
+                                                       value_cache=(4, 2, 5, 16)))),
+        ("SP-7", "cache of another width", resize(key_cache=(4, 5, 2, 31))),
+        ("SP-7", "cache of rank 3", resize(value_cache=(20, 2, 16))),
+        ("SP-7", "plain cache for fractals", attribute("cache_mode", "PA_NZ")),
+        ("SP-7", "heads in another place", attribute("scatter_mode", "NHSD")),
+        ("SP-7", "unequal pages", resize(value_cache=(5, 5, 2, 16))),
+        ("SP-7", "unequal page sizes", resize(value_cache=(4, 6, 2, 16))),
+        ("SP-7", "a slot too many", resize(slot_mapping=(4,))),
+        ("SP-3", "slot past the end", put("slot_mapping", [7, -1, 20])),
+        ("SP-3", "slot -2", put("slot_mapping", [7, -2, 0])),
+        ("SP-3", "slot twice", put("slot_mapping", [7, 3, 7])),
     ),
 ]  # fmt: skip

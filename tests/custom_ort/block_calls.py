@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from ir_ops.dtypes import Array
-from tests.custom_ort.calls import FLOATS, Call, values
+from ir_ops.layout import nz_block
+from tests.custom_ort.calls import EIGHT_BIT, FLOATS, Call, contents, values
 
 Rng = np.random.Generator
 WIDTHS = (1, 2, 3, 7, 16, 17, 63, 64, 65, 128, 200)
@@ -113,6 +114,46 @@ def dynamic_quant(rng: Rng) -> Call:
     return Call(inputs, {"dst_type": target})
 
 
+def apply_rotary_pos_emb(rng: Rng) -> Call:
+    layout, mode = int(rng.integers(1, 5)), str(pick(rng, ["half", "interleave", "quarter"]))
+    turned = int(pick(rng, [4, 8, 12, 64] if mode == "quarter" else [2, 6, 14, 64]))
+    width = turned + int(pick(rng, [0, 0, 1, 32]))
+    sizes = {name: int(rng.integers(1, 5)) for name in "BST"} | {"D": width}
+    order = {1: "BSND", 2: "SBND", 3: "BNSD", 4: "TND"}[layout]
+    kind = str(pick(rng, FLOATS))
+    rows = [tuple(sizes.get(axis, heads) for axis in order) for heads in rng.integers(1, 5, 2).tolist()]
+    shared = rng.random() < 0.3
+    row = {"N": 1, "D": turned, "B": 1 if shared else sizes["B"]}
+    cos = tuple(row.get(axis, sizes.get(axis, 0)) for axis in order)
+    inputs = {"query": values(rng, rows[0], kind), "key": values(rng, rows[1], kind)}
+    inputs |= {"cos": values(rng, cos, kind), "sin": values(rng, cos, kind)}
+    return Call(inputs, {"layout": layout, "rotary_mode": mode})
+
+
+def scatter_pa_kv_cache(rng: Rng) -> Call:
+    mode, scatter = pick(rng, [("Norm", "None"), ("Norm", "NHSD"), ("PA_NZ", "None")])
+    types = [str(kind) for kind in rng.choice((*FLOATS, *EIGHT_BIT), 2)]
+    types[1] = types[1] if mode == "PA_NZ" else types[0]
+    tokens, heads, block, pages = (int(rng.integers(1, 6)) for _ in range(4))
+    pages += -(-tokens // block)
+    inputs: dict[str, Array] = {}
+    for name, kind in zip(("key", "value"), types, strict=True):
+        d0 = nz_block(kind)
+        width = d0 * int(rng.integers(1, 4)) if mode == "PA_NZ" else int(pick(rng, [1, 3, 16, 65]))
+        inputs[name] = contents(rng, (tokens, heads, width), kind)
+        shape: tuple[int, ...] = (pages, block, heads, width) if scatter == "None" else (pages, heads, block, width)
+        if mode == "PA_NZ":
+            fractals = width // d0
+            shape = (pages, heads * fractals, block, d0) if rng.random() < 0.5 else (pages, heads, fractals, block, d0)
+        inputs[f"{name}_cache"] = contents(rng, shape, kind)
+    if mode == "Norm" and rng.random() < 0.2:
+        inputs["value"] = inputs["value_cache"] = np.zeros(0, inputs["key"].dtype)
+    slots = rng.permutation(pages * block)[:tokens]
+    slots[rng.random(tokens) < 0.2] = -1
+    inputs["slot_mapping"] = slots.astype(pick(rng, [np.int32, np.int64]))
+    return Call(inputs, {"cache_mode": mode, "scatter_mode": scatter})
+
+
 CALLS: dict[str, Callable[[Rng], Call]] = {
     "RmsNorm": rms_norm,
     "AddRmsNorm": add_rms_norm,
@@ -121,5 +162,7 @@ CALLS: dict[str, Callable[[Rng], Call]] = {
     "SwiGlu": swi_glu,
     "AscendQuantV2": ascend_quant_v2,
     "DynamicQuant": dynamic_quant,
+    "ApplyRotaryPosEmb": apply_rotary_pos_emb,
+    "ScatterPaKvCache": scatter_pa_kv_cache,
 }
 """Operator -> generator of legal calls."""

@@ -57,8 +57,9 @@ def test_function_bodies_of_random_calls(name: str) -> None:
     different, elements, run = 0, 0, 0
     while run < BODIES:
         call = CALLS[name](rng)
-        if no_body(name, call.inputs, call.attrs):
-            assert call.attrs["dst_type"] != 2
+        reason = no_body(name, call.inputs, call.attrs)
+        if reason:
+            assert reason.startswith("ONNX has no arithmetic on")
             continue
         expected = {key: array for key, array in OPS[name].reference(call.inputs, call.attrs).items() if array.size}
         found = sessions.run(name, call.inputs, call.attrs)
@@ -140,6 +141,8 @@ def test_what_is_not_known_stays_unknown(name: str) -> None:
         for product in ("generic", "950", "A3", "A2", "kirin"):
             assert not [found for found in OPS[name].check(specs, {}, product) if found.severity == "error"]
         for key, spec in OPS[name].infer(specs, {}).items():
+            if any(entry.ref for entry in OPS[name].outputs if entry.name == key):
+                continue
             assert spec.dtype == by_numpy(OPS[name].reference(call.inputs, {})[key].dtype).name
             assert spec.shape is None or set(spec.shape) <= {None, 1}
 
@@ -168,11 +171,23 @@ def product_rules(operator: str, product: str, inputs: Mapping[str, TensorSpec],
     return {found.id for found in OPS[operator].check(inputs, attrs, product) if found.severity == "error"}
 
 
+H = "float16"
+
+
 def rope(x: tuple[int, ...], cos: tuple[int, ...], dtype: str = "float16") -> dict[str, TensorSpec]:
     return {"x": TensorSpec(dtype, x), "cos": TensorSpec(dtype, cos), "sin": TensorSpec(dtype, cos)}
 
 
-H = "float16"
+def apply(x: tuple[int, ...], cos: tuple[int, ...]) -> dict[str, TensorSpec]:
+    return {name: TensorSpec(H, x if name in ("query", "key") else cos) for name in ("query", "key", "cos", "sin")}
+
+
+def scatter(dtype: str = "float16", tokens: int = 2, order: tuple[int, ...] = (2, 4, 1)) -> dict[str, TensorSpec]:
+    rows, cache = TensorSpec(dtype, (tokens, 1, 32)), TensorSpec(dtype, (*order, 32))
+    given = {"key": rows, "key_cache": cache, "value": rows, "value_cache": cache}
+    return given | {"slot_mapping": TensorSpec("int64", (tokens,))}
+
+
 LIMITS: list[tuple[str, dict[str, TensorSpec], dict[str, Any], dict[str, set[str]]]] = [
     ("RmsNorm", {"x": TensorSpec(H, (4, 8)), "gamma": TensorSpec("float32", (8,))}, {}, {"kirin": {"RN-2"}}),
     ("RotaryPositionEmbedding", rope((2, 4, 3, 128), (2, 1, 3, 128)), {}, {}),
@@ -203,6 +218,23 @@ LIMITS: list[tuple[str, dict[str, TensorSpec], dict[str, Any], dict[str, set[str
      {"dst_type": 34, "round_mode": "hybrid"}, {product: {"AQ-4"} for product in ("A3", "A2", "kirin")}),
     ("DynamicQuant", {"x": TensorSpec("float32", (4, 8))}, {},
      {product: {"DQ-1"} for product in ("950", "A3", "A2", "kirin")}),
+    ("ApplyRotaryPosEmb", apply((2, 3, 4, 64), (2, 3, 1, 64)), {}, {}),
+    ("ApplyRotaryPosEmb", apply((5, 4, 64), (5, 1, 64)), {"layout": 4}, {"kirin": {"AR-5"}}),
+    ("ApplyRotaryPosEmb", apply((2, 4, 3, 64), (2, 1, 3, 64)), {"layout": 3},
+     {"A2": {"AR-5"}, "A3": {"AR-5"}, "kirin": {"AR-5"}}),
+    ("ApplyRotaryPosEmb", apply((2, 3, 4, 64), (2, 3, 1, 64)), {"rotary_mode": "quarter"},
+     {"A2": {"AR-6"}, "A3": {"AR-6"}}),
+    ("ApplyRotaryPosEmb", apply((2, 3, 4, 64), (1, 3, 1, 64)), {}, {"A2": {"AR-3"}, "A3": {"AR-3"}}),
+    ("ApplyRotaryPosEmb", apply((2, 3, 4, 1026), (2, 3, 1, 64)), {},
+     {product: {"AR-2"} for product in ("950", "A3", "A2", "kirin")}),
+    ("ScatterPaKvCache", scatter(), {}, {}),
+    ("ScatterPaKvCache", scatter("float32"), {}, {"A2": {"SP-2"}, "A3": {"SP-2"}}),
+    ("ScatterPaKvCache", scatter(tokens=9), {}, {product: {"SP-5"} for product in ("950", "A3", "A2", "kirin")}),
+    ("ScatterPaKvCache", scatter(order=(2, 1, 4)), {"scatter_mode": "NHSD"}, {"950": {"SP-6"}, "kirin": {"SP-6"}}),
+    ("ScatterPaKvCache", scatter() | {name: TensorSpec(H, (0,)) for name in ("value", "value_cache")}, {},
+     {"950": {"SP-7"}, "kirin": {"SP-7"}}),
+    ("ScatterPaKvCache", scatter() | {"slot_mapping": np.array([0, -1])}, {},  # type: ignore[dict-item]
+     {product: {"SP-3"} for product in ("950", "A3", "A2", "kirin")}),
     ("DynamicQuant", {"x": TensorSpec(H, (4, 8))}, {"dst_type": 35},
      {product: {"DQ-4"} for product in ("A3", "A2", "kirin")}),
 ]  # fmt: skip
