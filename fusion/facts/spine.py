@@ -35,9 +35,17 @@ class Spine:
                     found[id(item)] = item
         return list(found.values())
 
+    @property
+    def targets(self) -> list[ir.Value]:
+        """What a probe must be able to evaluate to follow the cache."""
+        return [self.cache, self.out, *self.index_operands]
+
 
 def find_spines(view: GraphView) -> list[Spine]:
-    """All outputs that carry a float or 8-bit graph input on through movement, with something written on the way."""
+    """All outputs that carry a float or 8-bit graph input on through movement, with something written on the way.
+
+    The view learns which inputs are caches.
+    """
     found = []
     for out in view.graph.outputs:
         cache = _cache_behind(out)
@@ -45,6 +53,9 @@ def find_spines(view: GraphView) -> list[Spine]:
             spine = Spine(cache, out, _nodes_between(view, cache, out))
             if _is_cache(spine):
                 found.append(spine)
+    view.caches = {id(spine.cache) for spine in found}
+    ends = [spine for spine in found if spine.nodes]
+    view.first_write = min(ends, key=lambda spine: view.order(spine.nodes[-1])).out if ends else None
     return found
 
 
