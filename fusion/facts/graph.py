@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Container, Hashable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -281,3 +281,16 @@ def by_kind_float(tensor: ir.TensorProtocol) -> bool:
 def uses(value: ir.Value) -> Iterable[tuple[ir.Node, int]]:
     """(node, operand position) of each reader, subgraph readers included."""
     return [(use.node, use.idx) for use in value.uses()]
+
+
+def content_readers(value: ir.Value, inside: Container[int] = ()) -> list[ir.Node]:
+    """Readers that are not in ``inside`` and look at more than the shape; Identity is looked through."""
+    found: list[ir.Node] = []
+    for node, _ in uses(value):
+        if id(node) in inside or node.op_type in ("Shape", "Size"):
+            continue
+        if node.op_type == "Identity" and not node.outputs[0].is_graph_output():
+            found += content_readers(node.outputs[0], inside)
+        else:
+            found.append(node)
+    return found

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fusion.facts.graph import GraphView, dtype_name, uses
+from fusion.facts.graph import GraphView, content_readers, dtype_name, uses
 from fusion.facts.semantics import lookup
 
 
@@ -143,9 +143,4 @@ def half_written_readers(spine: Spine) -> list[tuple[ir.Value, ir.Node]]:
 
 def _outside_readers(spine: Spine, values: list[ir.Value]) -> list[tuple[ir.Value, ir.Node]]:
     inside = {id(node) for node in spine.nodes}
-    return [
-        (value, node)
-        for value in values
-        for node, _ in uses(value)
-        if id(node) not in inside and node.op_type not in ("Shape", "Size")
-    ]
+    return [(value, node) for value in values for node in content_readers(value, inside)]
