@@ -1,0 +1,112 @@
+"""Trial sizes under which a graph does not contradict itself, and the probes that evaluate it under them.
+
+Probes are kept: writes of layers that are alike start from the same sizes, meet the same conflicts, and share one
+evaluation of whatever they have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import NamedTuple
+
+import onnx_ir as ir
+
+from fusion.facts.graph import GraphView, dims_of, dtype_name
+from fusion.facts.large_caches import shrunk_for
+from fusion.facts.probe import Numbers, Probe, symbol_name
+from fusion.facts.semantics import Conflict
+from fusion.facts.sizes import Sizes
+
+
+class _Key(NamedTuple):
+    """What determines a probe."""
+
+    seed: int
+    numbers: Numbers
+    sizes: Hashable
+    given_up: frozenset[int]
+
+
+def settle(view: GraphView, seed: int, numbers: Numbers, targets: Iterable[ir.Value], sizes: Sizes) -> Probe:
+    """A probe under which all ``targets`` evaluate without size conflicts; ``sizes`` stay as they are.
+
+    A conflict ties symbols and starts over. One that nothing explains (a graph that contradicts itself, or an operator
+    that is misjudged here) makes the outputs of its node unknown, and no more.
+    """
+    wanted = list(targets)
+    given_up: frozenset[int] = frozenset()
+    while True:
+        key = _Key(seed, numbers, sizes.state(), given_up)
+        probe: Probe | None = view.kept.get(key)
+        if probe is None:
+            probe = view.kept[key] = Probe(view, seed, sizes, numbers, given_up)
+        try:
+            for value in wanted:
+                probe.known(value)
+            return probe
+        except Conflict as conflict:
+            sizes = sizes.copy()
+            if not sizes.unify(conflict.left, conflict.right, conflict.divides):
+                given_up |= {id(conflict.place)}
+
+
+def start_sizes(view: GraphView, seed: int, run: int = 0, multiple: int = 1) -> Sizes:
+    """Sizes for every symbolic dim of the graph's inputs, and for static ones that are too large.
+
+    Dims that only caches have get large sizes, caches of one form the same. The smallest go to the inputs behind the
+    first write, so that its tokens fit.
+    """
+    key = ("sizes", seed, run, multiple, len(view.caches))
+    known: Sizes | None = view.kept.get(key)
+    if known is None:
+        known = view.kept[key] = _start_sizes(view, Sizes(seed, run, multiple))
+        known.shrunk = shrunk_for(view, seed)
+    return known
+
+
+def _start_sizes(view: GraphView, sizes: Sizes) -> Sizes:
+    near = _inputs_behind(view, view.first_write) if view.first_write is not None else set()
+    elsewhere = {
+        symbol_name(value, axis, dim)
+        for value in view.graph.inputs
+        if id(value) not in view.caches
+        for axis, dim in enumerate(dims_of(value) or ())
+        if not isinstance(dim, int)
+    }
+    roles: dict[Hashable, str] = {}
+    for value in sorted(view.graph.inputs, key=lambda item: id(item) not in near):
+        dims = dims_of(value) or ()
+        form = (dtype_name(value), tuple(dim if isinstance(dim, int) else None for dim in dims))
+        for axis, dim in enumerate(dims):
+            if isinstance(dim, int):
+                continue
+            symbol = symbol_name(value, axis, dim)
+            own = id(value) in view.caches and symbol not in elsewhere
+            like = roles.setdefault((form, axis), symbol) if own else symbol
+            sizes.add(symbol, large=own and axis > 0, like=like if like != symbol else "")
+    return sizes
+
+
+def _inputs_behind(view: GraphView, value: ir.Value) -> set[int]:
+    """Ids of the graph inputs that a value is computed from."""
+    pending, seen = [value], {id(value)}
+    while pending:
+        node = pending.pop().producer()
+        for item in node.inputs if node is not None else ():
+            if item is not None and id(item) not in seen:
+                seen.add(id(item))
+                pending.append(item)
+    return seen & {id(item) for item in view.graph.inputs}
+
+
+class Survey:
+    """Shapes under one trial size, for questions about ranks; conflicts are settled as they come."""
+
+    def __init__(self, view: GraphView) -> None:
+        self._view = view
+        self._probe = settle(view, 0, Numbers(64), (), start_sizes(view, 0))
+
+    def shape(self, value: ir.Value) -> tuple[int, ...] | None:
+        """The shape of a value, None where it cannot be told."""
+        self._probe = settle(self._view, 0, self._probe.numbers, [value], self._probe.sizes)
+        return self._probe.shape(value)
