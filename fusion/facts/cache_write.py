@@ -85,7 +85,7 @@ def read_write(view: GraphView, spine: Spine) -> CacheWrite | NotAWrite:
 
     Writes by page are tried with runs of tokens longer than a page, which also decide where the plain sizes do not fit.
     """
-    trials = [_trial(view, spine, start_sizes(view, seed), seed) for seed in SEEDS]
+    trials = [_trial(view, spine, start_sizes(view, seed, spine.out), seed) for seed in SEEDS]
     read = [trial for trial in trials if isinstance(trial, _Trial)]
     if len(read) < len(SEEDS) or any(trial.by_page for trial in read):
         read += _long_run(view, spine)
@@ -119,7 +119,7 @@ def _long_run(view: GraphView, spine: Spine) -> list[_Trial]:
     shape = Probe(view, 0, start_sizes(view, 0), Numbers(1)).input_shape(spine.cache) or ()
     for rows in sorted({size for size in shape[1:-1] if 1 < size <= LONGEST_PAGE}):
         for multiple in (1, 2):
-            trial = _trial(view, spine, start_sizes(view, len(SEEDS), rows + 1, multiple), len(SEEDS))
+            trial = _trial(view, spine, start_sizes(view, len(SEEDS), spine.out, rows + 1, multiple), len(SEEDS))
             if isinstance(trial, _Trial):
                 if any(item.is_long for item in trial.by_page):
                     return [trial]

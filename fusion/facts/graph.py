@@ -48,8 +48,6 @@ class GraphView:
         self.outputs = {id(value) for value in graph.outputs}
         self.caches: set[int] = set()
         """Graph inputs whose elements an output carries on; filled by the cache recogniser."""
-        self.first_write: ir.Value | None = None
-        """The output of the earliest write, likewise."""
         self.shrunk: set[int] = set()
         """Values in which large static sizes stand for small ones, see :mod:`fusion.facts.large_caches`."""
         self.large: tuple[tuple[int, int], ...] = ()

@@ -50,22 +50,22 @@ def settle(view: GraphView, seed: int, numbers: Numbers, targets: Iterable[ir.Va
                 given_up |= {id(conflict.place)}
 
 
-def start_sizes(view: GraphView, seed: int, run: int = 0, multiple: int = 1) -> Sizes:
+def start_sizes(view: GraphView, seed: int, out: ir.Value | None = None, run: int = 0, multiple: int = 1) -> Sizes:
     """Sizes for every symbolic dim of the graph's inputs, and for static ones that are too large.
 
-    Dims that only caches have get large sizes, caches of one form the same. The smallest go to the inputs behind the
-    first write, so that its tokens fit.
+    Dims that only caches have get large sizes, caches of one form the same. The smallest go to the inputs that ``out``
+    is computed from, so that its tokens fit; writes from the same inputs (layers of one decoder) share their sizes.
     """
-    key = ("sizes", seed, run, multiple, len(view.caches))
+    near = frozenset() if out is None else _inputs_behind(view, out) - view.caches
+    key = ("sizes", seed, near, run, multiple, len(view.caches))
     known: Sizes | None = view.kept.get(key)
     if known is None:
-        known = view.kept[key] = _start_sizes(view, Sizes(seed, run, multiple))
+        known = view.kept[key] = _start_sizes(view, Sizes(seed, run, multiple), near)
         known.shrunk = shrunk_for(view, seed)
     return known
 
 
-def _start_sizes(view: GraphView, sizes: Sizes) -> Sizes:
-    near = _inputs_behind(view, view.first_write) if view.first_write is not None else set()
+def _start_sizes(view: GraphView, sizes: Sizes, near: frozenset[int]) -> Sizes:
     elsewhere = {
         symbol_name(value, axis, dim)
         for value in view.graph.inputs
@@ -87,16 +87,28 @@ def _start_sizes(view: GraphView, sizes: Sizes) -> Sizes:
     return sizes
 
 
-def _inputs_behind(view: GraphView, value: ir.Value) -> set[int]:
+def _inputs_behind(view: GraphView, value: ir.Value) -> frozenset[int]:
     """Ids of the graph inputs that a value is computed from."""
-    pending, seen = [value], {id(value)}
-    while pending:
-        node = pending.pop().producer()
-        for item in node.inputs if node is not None else ():
-            if item is not None and id(item) not in seen:
-                seen.add(id(item))
-                pending.append(item)
-    return seen & {id(item) for item in view.graph.inputs}
+    if _BEHIND not in view.kept:
+        view.kept[_BEHIND] = _input_masks(view)
+    mask: int = view.kept[_BEHIND].get(id(value), 0)
+    return frozenset(id(item) for place, item in enumerate(view.graph.inputs) if mask >> place & 1)
+
+
+_BEHIND = "inputs behind"
+
+
+def _input_masks(view: GraphView) -> dict[int, int]:
+    """Value id -> a bit for each graph input behind it, for the whole graph in one pass."""
+    masks = {id(item): 1 << place for place, item in enumerate(view.graph.inputs)}
+    for node in view.graph:
+        mask = 0
+        for item in node.inputs:
+            if item is not None:
+                mask |= masks.get(id(item), 0)
+        for output in node.outputs:
+            masks[id(output)] = mask
+    return masks
 
 
 class Survey:

@@ -54,8 +54,6 @@ def find_spines(view: GraphView) -> list[Spine]:
             if _is_cache(spine):
                 found.append(spine)
     view.caches = {id(spine.cache) for spine in found}
-    ends = [spine for spine in found if spine.nodes]
-    view.first_write = min(ends, key=lambda spine: view.order(spine.nodes[-1])).out if ends else None
     return found
 
 

@@ -172,7 +172,7 @@ class Frame:
         """A trial size that no fact was read under: a number mistaken for static shows there. None when none fits."""
         numbers = self._key_probes()[0].probe.numbers
         try:
-            probe = self._fitted(FRESH_SEED, numbers, start_sizes(self.view, FRESH_SEED))
+            probe = self._fitted(FRESH_SEED, numbers, start_sizes(self.view, FRESH_SEED, self.inputs.key.write.out))
         except (Refused, Conflict, OutOfRange, Unsupported):
             return None
         return probe if self._slots_are_distinct(probe) else None
