@@ -81,15 +81,23 @@ def no_body_reason(op: Operator, inputs: Mapping[str, TensorSpec], attrs: Mappin
     for name, spec in inputs.items():
         if not spec.dtype:
             return f"the element type of {name} is not known"
-        if op.input(name).ref and spec.shape is None:
+        if (op.input(name).ref or name in op.needs_rank) and spec.shape is None:
             return f"the rank of {name} is not known"
     if opset < 13 and any(spec.dtype == "bfloat16" for spec in inputs.values()):
         return f"opset {opset} casts no bfloat16, 13 does"
     errors = [found for found in op.check(inputs, attrs) if found.severity == "error"]
     if errors:
         return str(errors[0])
-    if not op.body_types({op.input(name).type: spec.dtype for name, spec in inputs.items()}):
-        odd = [f"{name} {spec.dtype}" for name, spec in inputs.items() if by_name(spec.dtype).is_8bit_float]
+    results = op.infer(inputs, attrs)
+    choice = {op.input(name).type: spec.dtype for name, spec in inputs.items()}
+    choice |= {entry.type: results[entry.name].dtype for entry in op.outputs}
+    if not op.body_types(choice):
+        tensors = {**inputs, **results}
+        odd = [
+            f"{name} {spec.dtype}"
+            for name, spec in tensors.items()
+            if by_name(spec.dtype).bits < 8 or by_name(spec.dtype).is_8bit_float
+        ]
         return f"ONNX has no arithmetic on {', '.join(odd) or 'these element types'}"
     return ""
 
