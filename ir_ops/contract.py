@@ -295,7 +295,7 @@ def index_shape(mode: ModeOf, batch: Size, tokens: Size, page: Size) -> Rule:
     return rule
 
 
-def index_values(mode: ModeOf, batch: Size, rows: Size, blocks: Size, *, name: str = "index", lowest: int = -1) -> Rule:
+def index_values(mode: ModeOf, batch: Size, rows: Size, blocks: Size, name: str = "index", *, lowest: int = -1) -> Rule:
     """Each index is -1 or a slot of the cache, and no slot (page, by block) is written twice.
 
     With ``lowest`` 0 there is no -1.

@@ -83,6 +83,8 @@ const char* ElementTypeName(int type) {
       return "float8_e4m3fn";
     case kFloat8E5m2:
       return "float8_e5m2";
+    case kInt4:
+      return "int4";
     default:
       return "another type";
   }
@@ -145,11 +147,12 @@ bool KernelInfo::Bool(size_t attribute) const {
          std::string(declaration_.attrs[attribute].name) + "=" + std::to_string(value), "Bool");
 }
 
-std::vector<int64_t> KernelInfo::Ints(size_t attribute) const {
+std::vector<int64_t> KernelInfo::Ints(size_t attribute, const std::vector<int64_t>* otherwise) const {
   const AttrDecl& declared = declaration_.attrs[attribute];
   size_t size = 0;
   if (!Succeeded(Runtime().KernelInfoGetAttributeArray_int64(info_, declared.name, nullptr, &size))) {
     RefuseOtherType(declared);
+    if (otherwise != nullptr) return *otherwise;
     Refuse({"AT-03", "a required attribute is missing"}, std::string("no ") + declared.name, "ListInt");
   }
   std::vector<int64_t> values(size);
@@ -317,14 +320,16 @@ bool ShapeContext::Ints(size_t attribute, std::vector<int64_t>* values) const {
   return true;
 }
 
-bool ShapeContext::Bool(size_t attribute) const {
-  int64_t value = declaration_.attrs[attribute].number != 0.0 ? 1 : 0;
+int64_t ShapeContext::Int(size_t attribute) const {
+  int64_t value = static_cast<int64_t>(declaration_.attrs[attribute].number);
   size_t bytes = 0;
   if (const OrtOpAttr* found = Attribute(attribute)) {
     Discard(Runtime().ReadOpAttr(found, int{ort::kAttrInt}, static_cast<void*>(&value), sizeof value, &bytes));
   }
-  return value != 0;
+  return value;
 }
+
+bool ShapeContext::Bool(size_t attribute) const { return Int(attribute) != 0; }
 
 bool ShapeContext::Dims(size_t input, size_t rank, std::vector<InferredDim>* dims) const {
   const OrtTensorTypeAndShapeInfo* info = Info(input);
@@ -339,7 +344,13 @@ bool ShapeContext::Dims(size_t input, size_t rank, std::vector<InferredDim>* dim
   return true;
 }
 
-void ShapeContext::SetOutput(size_t output, const std::vector<InferredDim>& dims) {
+bool ShapeContext::Dims(size_t input, std::vector<InferredDim>* dims) const {
+  const OrtTensorTypeAndShapeInfo* info = Info(input);
+  size_t rank = 0;
+  return info != nullptr && Succeeded(Runtime().GetDimensionsCount(info, &rank)) && rank > 0 && Dims(input, rank, dims);
+}
+
+void ShapeContext::SetOutput(size_t output, const std::vector<InferredDim>& dims, int type) {
   std::vector<int64_t> sizes;
   std::vector<const char*> symbols;
   for (const InferredDim& dim : dims) {
@@ -348,7 +359,7 @@ void ShapeContext::SetOutput(size_t output, const std::vector<InferredDim>& dims
   }
   // The runtime calls one operator of a name for all its type combinations: the type is in the graph, not in us.
   const int like = declaration_.outputs[output].type_input;
-  const int type = like < 0 ? int{kUndefined} : InputType(static_cast<size_t>(like));
+  if (type == kUndefined) type = like < 0 ? declaration_.outputs[output].type : InputType(static_cast<size_t>(like));
   if (type == kUndefined) return;
   OwnedInfo owned;
   Require(Runtime().CreateTensorTypeAndShapeInfo(&owned.info));

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, dims_of, dtype_name, uses
-from fusion.facts.probe import Survey
+from fusion.facts.settle import Survey
 from ir_ops.dtypes import by_onnx
 
 _FUSED = ("RMSNormalization", "SimplifiedLayerNormalization")

@@ -67,7 +67,9 @@ class Sessions:
     ) -> dict[str, Array]:
         """Results by GE output name."""
         types = tuple(sorted(one_node.types_of(inputs).items()))
-        key = (operator, types, repr(sorted(attrs.items())), opset)
+        needed = {*OPS[operator].needs_rank, *(entry.name for entry in OPS[operator].inputs if entry.ref)}
+        ranks = tuple((name, array.ndim) for name, array in inputs.items() if name in needed)
+        key = (operator, types, ranks, repr(sorted(attrs.items())), opset)
         if key not in self._made:
             self._made[key] = session(carrying(operator, inputs, attrs, opset))
         return one_node.results(custom_ort.run(self._made[key], inputs))
