@@ -37,23 +37,18 @@ def rotate(xp: Numeric, x: Any, cos: Any, sin: Any, mode: str) -> Any:
     cos and sin are as wide as x and broadcast against it.
     """
     width = xp.dim(x, -1)
-    column, half = xp.arange(width), width // 2
-    if mode == "interleave":
-        partner, upper = column + 1 - column % 2 * 2, column % 2
-    elif mode == "quarter":
-        quarter, inner = half // 2, column % half
-        partner, upper = column // half * half + (inner + quarter) % half, inner // quarter
-    else:
-        partner, upper = (column + half) % width, column // half
+    if mode == "half":
+        return rotate_halves(xp, x, cos, sin, width)
     if mode == "interleave-half":
-        # columns are first put in the order even, odd
-        own = column % half * 2 + column // half
-        partner = partner % half * 2 + partner // half
-        straight = xp.take_columns(x, own)
-    else:
-        straight = x
-    sign = xp.cast(upper, "float32") * 2.0 - 1.0
-    return straight * cos + xp.take_columns(x, partner) * sign * sin
+        return rotate_interleaved(xp, x, cos, sin, width)
+    if mode == "quarter":
+        half = width // 2
+        ends = ((0, half), (half, width))
+        x_, cos_, sin_ = ([xp.columns(part, *bounds) for bounds in ends] for part in (x, cos, sin))
+        return xp.concat_columns([rotate_halves(xp, x_[i], cos_[i], sin_[i], half) for i in range(2)])
+    column = xp.arange(width)
+    sign = xp.cast(column % 2, "float32") * 2.0 - 1.0
+    return x * cos + xp.take_columns(x, column + 1 - column % 2 * 2) * sign * sin
 
 
 def silu(xp: Numeric, x: Any) -> Any:

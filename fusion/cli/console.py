@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +20,14 @@ PRODUCTS = ("generic", "950", "A3", "A2", "kirin")
 
 
 def style() -> Style:
-    """Colour only for a terminal, and not when NO_COLOR is set."""
-    from fusion.report import Style
+    """Colour only for a terminal, and not when NO_COLOR is set; as wide as the terminal, 60 to 100 columns."""
+    from fusion.report import WIDTH, Style
 
+    if not sys.stdout.isatty():
+        return Style()
     dumb = os.environ.get("TERM") == "dumb" or bool(os.environ.get("NO_COLOR"))
-    return Style(colour=sys.stdout.isatty() and not dumb)
+    columns = shutil.get_terminal_size((WIDTH, 24)).columns
+    return Style(colour=not dumb, width=min(max(columns, 60), WIDTH))
 
 
 def print_json(value: Any) -> None:
@@ -44,6 +48,17 @@ def names(text: str) -> tuple[str, ...]:
         if name not in OPS:
             raise argparse.ArgumentTypeError(f"unknown operator {name!r}, known: {', '.join(OPS)}")
     return found
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of an option that takes a whole number of at least ``least``."""
+
+    def number(text: str) -> int:
+        if not text.isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
+        return int(text)
+
+    return number
 
 
 def expectation(text: str) -> tuple[str, int]:

@@ -16,9 +16,9 @@ from fusion.facts.graph import GraphView, dims_of
 from fusion.facts.shrunk import Shrunk
 from fusion.facts.spine import Spine
 
-LIMIT = 1 << 21
+LIMIT = 1 << 19
 """Elements of a cache up to which it is read at its own size."""
-SMALLEST = 64
+SMALLEST = 128
 """Dims up to this size stay: heads, rows of a page."""
 PRIMES = ((29, 41, 73, 97), (37, 53, 79, 101))
 """Per seed, the sizes that stand for the large ones."""
@@ -99,5 +99,5 @@ def _block(size: int, numbers: list[int], shapes: list[tuple[int, ...]]) -> int:
     for number in sorted({number for number in numbers if number > 1 and size % number == 0}):
         joined = math.lcm(block, number)
         small = joined * PRIMES[0][0]
-        block = joined if small < size and small * rest <= 2 * LIMIT else block
+        block = joined if small < size and small * rest <= 8 * LIMIT else block
     return block

@@ -220,10 +220,11 @@ def _means(view: GraphView, reduction: ir.Node) -> list[_Mean]:
 
 def _squares_of(view: GraphView, value: ir.Value) -> list[ir.Node]:
     """Nodes that square a value."""
+    root = view.root(value)
     return [
         use
         for use, place in uses(value)
-        if (use.op_type == "Mul" and all(item is value for item in use.inputs))
+        if (use.op_type == "Mul" and all(item is not None and view.root(item) is root for item in use.inputs))
         or (use.op_type == "Pow" and place == 0 and view.scalar(use.inputs[1]) == 2.0)
     ]
 
