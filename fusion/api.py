@@ -13,6 +13,7 @@ from fusion.engine import Options, apply, count_ops, find
 from fusion.model_io import ModelLike, Weights, load, save
 from fusion.normalise import unroll_sequences
 from fusion.result import FusionResult
+from fusion.rules import all_rules
 from ir_ops.declaration import PRODUCTS
 from ir_ops.errors import BadUsage
 from ir_ops.onnx_carry import carry_functions
@@ -109,9 +110,11 @@ def _options(product: str, only: Sequence[str], strict_slots: bool) -> Options:
     if product not in PRODUCTS:
         raise BadUsage("unknown product", found=product, wanted=" | ".join(PRODUCTS))
     only = (only,) if isinstance(only, str) else tuple(only)
+    fused = sorted(rule.op for rule in all_rules())
     for name in only:
-        if name not in OPS:
-            raise BadUsage("unknown operator", found=name, wanted=" | ".join(sorted(OPS)))
+        if name not in fused:
+            what = "no rule fuses to this operator" if name in OPS else "unknown operator"
+            raise BadUsage(what, found=name, wanted=" | ".join(fused))
     return Options(product, only, strict_slots)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +47,15 @@ def names(text: str) -> tuple[str, ...]:
     found = tuple(part.strip() for part in text.split(",") if part.strip())
     for name in found:
         if name not in OPS:
-            raise argparse.ArgumentTypeError(f"unknown operator {name!r}, known: {', '.join(OPS)}")
+            raise argparse.ArgumentTypeError(f"unknown operator {name!r}, {near(name, OPS)}")
     return found
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """What a wrong name may have been meant to be: the nearest of ``known``, or all of them."""
+    spelled = {item.lower(): item for item in known}
+    found = difflib.get_close_matches(name.lower(), spelled, 1)
+    return f"did you mean {spelled[found[0]]}?" if found else f"known: {', '.join(spelled.values())}"
 
 
 def at_least(least: int) -> Callable[[str], int]:

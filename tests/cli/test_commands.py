@@ -127,7 +127,7 @@ def test_explain_says_where_there_is_something_to_see(capsys: pytest.CaptureFixt
     assert main(["explain", DEMO, "--layer", "7"]) == 0
     said = capsys.readouterr().out
     assert "would be fused: nothing" in said
-    assert "note: nothing in layer 7; there are places in layers 0" in said
+    assert "note: nothing in layer 7; there are places in layer 0" in said
     assert main(["explain", DEMO, "--json", "--layer", "7"]) == 0
     assert json.loads(capsys.readouterr().out)["sites"] == []
 
@@ -239,7 +239,9 @@ def test_a_file_that_breaks_a_rule_of_ge_is_exit_3(
 ) -> None:
     from ir_ops import ge
 
-    model = ge.export(fused).model
+    result = ge.export(fused)
+    assert len(repr(result)) < 5000, "the result is shown without the weights"
+    model = result.model
     node = next(node for node in model.root.nodes if node.type == OP)
     node.type = "KvRmsNormRopeCash"
     air = ge.write(model, tmp_path / "wrong.air")
@@ -271,3 +273,9 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "NOT equal" not in said.out
     names = {path.name for path in (tmp_path / "demo").iterdir()}
     assert names == {"fused.onnx", "fused.html", "fused.json", "fused.air", "fused.io.json", "fused.txt"}
+
+
+def test_operators_that_no_rule_fuses_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fuse", DEMO, str(tmp_path / "out.onnx"), "--only", "RmsNorm"]) == 1
+    assert "no rule fuses to this operator; found RmsNorm, wanted KvRmsNormRopeCache" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

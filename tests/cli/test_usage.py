@@ -67,7 +67,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "a"], "the following arguments are required: --inputs, --outputs"),
         (["verify", "a", "b", "--cases", "0"], "argument --cases: '0' is not a whole number of 1 or more"),
         (["verify", "a", "b", "--seed", "-1"], "argument --seed: '-1' is not a whole number of 0 or more"),
-        (["ops", "Nope"], "unknown operator; found Nope, wanted AddRmsNorm"),
+        (["ops", "Nope"], "unknown operator; found Nope (known: AddRmsNorm, "),
+        (["ops", "kvrmsnormropecache"], "found kvrmsnormropecache (did you mean KvRmsNormRopeCache?)"),
+        (["fuse", "a", "b", "--only", "KvRmsNormRope"], "'KvRmsNormRope', did you mean KvRmsNormRopeCache?"),
         (["ge", "dance", "x.air"], "argument action: invalid choice: 'dance'"),
         (["export-ge", "a", "b", "--input-shape", "x=1"], "'x=1' is not NAME:D,D,.."),
     ],
@@ -136,7 +138,8 @@ def test_a_reader_that_goes_away() -> None:
 def test_ops_lists_and_prints_contracts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ops"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(OPS)
+    assert [line.split()[0] for line in lines[:-2]] == list(OPS)
+    assert re.match("fuse looks for KvRmsNormRopeCache.*; run, export-ge and defuse take all", lines[-1])
     assert any(re.match("KvRmsNormRopeCache +RMSNorm, rotary embedding", line) for line in lines)
     assert main(["ops", "KvRmsNormRopeCache"]) == 0
     said = capsys.readouterr().out

@@ -48,5 +48,5 @@ def _of_layer(result: FusionResult, layer: int) -> FusionResult:
     notes = result.notes
     if layers and layer not in layers:
         known = ranges(number for number in layers if number is not None)
-        notes += (f"nothing in layer {layer}; there are places in layers {known}" if known else "no layer is known",)
+        notes += (f"nothing in layer {layer}; there are places in layer {known}" if known else "no layer is known",)
     return dataclasses.replace(result, sites=sites, refusals=refusals, notes=notes)
