@@ -238,6 +238,8 @@ class Operator:
             the ONNX backend it writes the function body.
         notes: what a user should know beyond the constraints: layouts, and choices where the contract leaves room.
         body_types: whether the function body exists for a choice of type variables (ONNX has no arithmetic on fp8).
+        body_attrs: why attributes leave no function body, "" where they do not.
+        needs_rank: inputs whose number of axes the computation asks for.
     """
 
     name: str
@@ -251,6 +253,8 @@ class Operator:
     compute: Compute
     combines: Callable[[Mapping[str, str]], bool] = field(default=lambda choice: True)
     body_types: Callable[[Mapping[str, str]], bool] = field(default=lambda choice: True)
+    body_attrs: Callable[[Attrs], str] = field(default=lambda attrs: "")
+    needs_rank: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
     since: int = 1
 

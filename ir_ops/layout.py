@@ -18,7 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ir_ops.dtypes import by_name
+from ir_ops.dtypes import Array, by_name, by_numpy
+from ir_ops.errors import BadInput
 
 ORDERS = ("BNSD", "BSND", "NZ")
 
@@ -40,7 +41,8 @@ class CacheMode:
         order: how the memory is ordered.
         slot: what an index element means: ``row`` (row in the token's own batch, index ``[B, S]``), ``slot`` (flat
             ``page * block_size + row``, index ``[B*S]``), ``block`` (start slot of a page that takes ``block_size``
-            consecutive tokens, index ``[B*ceil(S/block_size)]``).
+            consecutive tokens, index ``[B*ceil(S/block_size)]``), ``page`` (the number of such a page), ``token`` (no
+            index: rows in the order of the tokens).
     """
 
     name: str
@@ -49,7 +51,7 @@ class CacheMode:
 
     @property
     def paged(self) -> bool:
-        return self.slot != "row"
+        return self.slot not in ("row", "token")
 
 
 KV_CACHE_MODES = {
@@ -64,6 +66,20 @@ KV_CACHE_MODES = {
     )
 }
 """The modes of KvRmsNormRopeCache (operator contract, section 3). PA and PA_BNSD are one layout."""
+
+
+MLA_CACHE_MODES = {
+    mode.name: mode
+    for mode in (
+        CacheMode("PA_BSND", "BSND", "slot"),
+        CacheMode("PA_NZ", "NZ", "slot"),
+        CacheMode("PA_BLK_BSND", "BSND", "page"),
+        CacheMode("PA_BLK_NZ", "NZ", "page"),
+        CacheMode("BSND", "BSND", "token"),
+        CacheMode("TND", "BSND", "token"),
+    )
+}
+"""The modes of MlaPrologV3 (operator contract, section 3)."""
 
 
 def nz_block(dtype: str) -> int:
@@ -93,3 +109,36 @@ def address(
 def nz_shape(pages: int, rows: int, heads: int, columns: int, d0: int) -> tuple[int, int, int, int, int]:
     """The real shape of an NZ cache that is declared ``[pages, rows, heads, columns]``."""
     return (pages, heads, columns // d0, rows, d0)
+
+
+def weight_to_nz(weight: Array) -> Array:
+    """A weight ``[K, M]`` in the device's FRACTAL_NZ storage ``[M/w0, K/16, 16, w0]``, w0 = 32 bytes / element.
+
+    The operators take weights as plain ``[K, M]``; this is for files and buffers that a device reads itself.
+
+    Raises:
+        BadInput: the weight is no matrix, K is no multiple of 16, or M none of w0.
+    """
+    w0 = nz_block(by_numpy(weight.dtype).name)
+    if weight.ndim != 2 or weight.shape[0] % 16 or weight.shape[1] % w0:
+        found = str(list(weight.shape))
+        raise BadInput(
+            "a weight does not divide into fractals", found=found, wanted=f"[K, M], K % 16 = 0, M % {w0} = 0"
+        )
+    blocks = weight.reshape(weight.shape[0] // 16, 16, weight.shape[1] // w0, w0)
+    stored: Array = blocks.transpose(2, 0, 1, 3).copy()
+    return stored
+
+
+def weight_from_nz(stored: Array) -> Array:
+    """The weight ``[K, M]`` behind a FRACTAL_NZ storage ``[M/w0, K/16, 16, w0]``: the inverse of :func:`weight_to_nz`.
+
+    Raises:
+        BadInput: the storage has another form.
+    """
+    w0 = nz_block(by_numpy(stored.dtype).name)
+    if stored.ndim != 4 or stored.shape[2:] != (16, w0):
+        found = str(list(stored.shape))
+        raise BadInput("a weight is not stored in fractals", found=found, wanted=f"[M/{w0}, K/16, 16, {w0}]")
+    plain: Array = stored.transpose(1, 2, 0, 3).reshape(stored.shape[1] * 16, stored.shape[0] * w0)
+    return plain

@@ -33,6 +33,9 @@ class Numeric(Protocol):
 
     def dim(self, x: Tensor, axis: int) -> Dim: ...
 
+    def rank(self, x: Tensor) -> int:
+        """The number of axes. An operator that asks for it names the input in ``needs_rank``."""
+
     def reshape(self, x: Tensor, dims: Sequence[Dim]) -> Tensor: ...
 
     def transpose(self, x: Tensor, perm: Sequence[int]) -> Tensor: ...
@@ -52,11 +55,27 @@ class Numeric(Protocol):
 
     def sqrt(self, x: Tensor) -> Tensor: ...
 
+    def abs(self, x: Tensor) -> Tensor: ...
+
+    def matmul(self, x: Tensor, y: Tensor) -> Tensor:
+        """Products of the last axis of x with the first of a matrix y, or of the matrices of two stacks."""
+
+    def matmul_integer(self, x: Tensor, y: Tensor) -> Tensor:
+        """The exact int32 product of two int8 matrices."""
+
+    def cumsum(self, x: Tensor) -> Tensor:
+        """Running sums of a vector, each including its own element."""
+
+    def max_columns(self, x: Tensor) -> Tensor:
+        """Maximum over the last axis, which stays with size 1. With a NaN it is NaN in numpy, not defined in ONNX."""
+
     def sum_columns(self, x: Tensor) -> Tensor:
         """Sum over the last axis, which stays with size 1."""
 
     def round(self, x: Tensor) -> Tensor:
         """Half to even."""
+
+    def where(self, condition: Tensor, yes: Tensor, no: Tensor) -> Tensor: ...
 
     def clip(self, x: Tensor, low: float, high: float) -> Tensor:
         """Into ``low .. high``; what becomes of NaN is not defined."""
@@ -85,6 +104,9 @@ class NumpyNumeric:
     def dim(self, x: Array, axis: int) -> int:
         return int(x.shape[axis])
 
+    def rank(self, x: Array) -> int:
+        return x.ndim
+
     def reshape(self, x: Array, dims: Sequence[int]) -> Array:
         reshaped: Array = x.reshape(dims)
         return reshaped
@@ -112,6 +134,25 @@ class NumpyNumeric:
         root: Array = np.sqrt(x)
         return root
 
+    def abs(self, x: Array) -> Array:
+        return np.abs(x)
+
+    def matmul(self, x: Array, y: Array) -> Array:
+        product: Array = x @ y
+        return product
+
+    def matmul_integer(self, x: Array, y: Array) -> Array:
+        # exact below 2^53, and several times faster than numpy's integer product
+        product: Array = (x.astype(np.float64) @ y.astype(np.float64)).astype(np.int32)
+        return product
+
+    def cumsum(self, x: Array) -> Array:
+        return np.cumsum(x, dtype=x.dtype)
+
+    def max_columns(self, x: Array) -> Array:
+        largest: Array = x.max(axis=-1, keepdims=True)
+        return largest
+
     def sum_columns(self, x: Array) -> Array:
         total: Array = x.sum(axis=-1, keepdims=True, dtype=x.dtype)
         return total
@@ -119,6 +160,9 @@ class NumpyNumeric:
     def round(self, x: Array) -> Array:
         rounded: Array = np.rint(x)
         return rounded
+
+    def where(self, condition: Array, yes: Array, no: Array) -> Array:
+        return np.where(condition, yes, no)
 
     def clip(self, x: Array, low: float, high: float) -> Array:
         return np.clip(x, x.dtype.type(low), x.dtype.type(high))

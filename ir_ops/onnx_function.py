@@ -81,13 +81,15 @@ def no_body_reason(op: Operator, inputs: Mapping[str, TensorSpec], attrs: Mappin
     for name, spec in inputs.items():
         if not spec.dtype:
             return f"the element type of {name} is not known"
-        if op.input(name).ref and spec.shape is None:
+        if (op.input(name).ref or name in op.needs_rank) and spec.shape is None:
             return f"the rank of {name} is not known"
     if opset < 13 and any(spec.dtype == "bfloat16" for spec in inputs.values()):
         return f"opset {opset} casts no bfloat16, 13 does"
     errors = [found for found in op.check(inputs, attrs) if found.severity == "error"]
     if errors:
         return str(errors[0])
+    if reason := op.body_attrs(op.with_defaults(attrs)):
+        return reason
     if not op.body_types({op.input(name).type: spec.dtype for name, spec in inputs.items()}):
         odd = [f"{name} {spec.dtype}" for name, spec in inputs.items() if by_name(spec.dtype).is_8bit_float]
         return f"ONNX has no arithmetic on {', '.join(odd) or 'these element types'}"

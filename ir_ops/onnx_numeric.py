@@ -155,8 +155,18 @@ class OnnxNumeric:
         shape = self.node("Shape", [x], "int64", 1)
         return self.node("Gather", [shape, self.constant([axis], "int64")], "int64", 1, axis=0)
 
+    def rank(self, x: Value) -> int:
+        if x.rank is None:
+            raise ValueError(f"the rank of {x.name} must be known")
+        return x.rank
+
     def reshape(self, x: Value, dims: Sequence[Any]) -> Value:
-        return self.node("Reshape", [x, self.sizes(dims)], x.dtype, len(dims))
+        measured = any(isinstance(dim, Value) for dim in dims) and not any(
+            dim in (0, -1) for dim in dims if isinstance(dim, int)
+        )
+        # a size that is read may be 0, which else would mean the size of the input's axis
+        exact = {"allowzero": 1} if measured and self.opset >= 14 else {}
+        return self.node("Reshape", [x, self.sizes(dims)], x.dtype, len(dims), **exact)
 
     def transpose(self, x: Value, perm: Sequence[int]) -> Value:
         return self.node("Transpose", [x], x.dtype, len(perm), perm=list(perm))
@@ -191,10 +201,27 @@ class OnnxNumeric:
     def sqrt(self, x: Value) -> Value:
         return self.node("Sqrt", [x], x.dtype, x.rank)
 
+    def abs(self, x: Value) -> Value:
+        return self.node("Abs", [x], x.dtype, x.rank)
+
+    def matmul(self, x: Value, y: Value) -> Value:
+        return self.node("MatMul", [x, y], x.dtype, x.rank)
+
+    def matmul_integer(self, x: Value, y: Value) -> Value:
+        return self.node("MatMulInteger", [x, y], "int32", x.rank)
+
+    def cumsum(self, x: Value) -> Value:
+        return self.node("CumSum", [x, self.constant(0, "int64")], x.dtype, 1)
+
     def sum_columns(self, x: Value) -> Value:
         if self.opset < 13:
             return self.node("ReduceSum", [x], x.dtype, x.rank, axes=[-1], keepdims=1)
         return self.node("ReduceSum", [x, self.constant([-1], "int64")], x.dtype, x.rank, keepdims=1)
+
+    def max_columns(self, x: Value) -> Value:
+        if self.opset < 18:
+            return self.node("ReduceMax", [x], x.dtype, x.rank, axes=[-1], keepdims=1)
+        return self.node("ReduceMax", [x, self.constant([-1], "int64")], x.dtype, x.rank, keepdims=1)
 
     def round(self, x: Value) -> Value:
         return self.node("Round", [x], x.dtype, x.rank)
