@@ -294,17 +294,32 @@ bool ShapeContext::Dims(size_t input, size_t rank, std::vector<InferredDim>* dim
   return true;
 }
 
+int64_t ShapeContext::Int(size_t attribute) const {
+  const AttrDecl& declared = declaration_.attrs[attribute];
+  const OrtOpAttr* found = nullptr;
+  int64_t value = 0;
+  size_t bytes = 0;
+  if (Succeeded(Runtime().ShapeInferContext_GetAttribute(context_, declared.name, &found)) && found != nullptr &&
+      Succeeded(Runtime().ReadOpAttr(found, ort::kAttrInt, &value, sizeof value, &bytes))) {
+    return value;
+  }
+  return static_cast<int64_t>(declared.number);
+}
+
 void ShapeContext::SetOutput(size_t output, const std::vector<InferredDim>& dims) {
+  // The runtime calls one operator of a name for all its type combinations: the type is in the graph, not in us.
+  const int like = declaration_.outputs[output].type_input;
+  SetOutput(output, dims, like < 0 ? int{kUndefined} : InputType(static_cast<size_t>(like)));
+}
+
+void ShapeContext::SetOutput(size_t output, const std::vector<InferredDim>& dims, int type) {
+  if (type == kUndefined) return;
   std::vector<int64_t> sizes;
   std::vector<const char*> symbols;
   for (const InferredDim& dim : dims) {
     sizes.push_back(dim.size);
     symbols.push_back(dim.symbol.c_str());
   }
-  // The runtime calls one operator of a name for all its type combinations: the type is in the graph, not in us.
-  const int like = declaration_.outputs[output].type_input;
-  const int type = like < 0 ? int{kUndefined} : InputType(static_cast<size_t>(like));
-  if (type == kUndefined) return;
   OwnedInfo owned;
   Require(Runtime().CreateTensorTypeAndShapeInfo(&owned.info));
   Require(Runtime().SetTensorElementType(owned.info, type));

@@ -59,6 +59,7 @@ class KernelInfo {
   // Position of a String attribute's value among the allowed ones, or -1 with the value in `found`.
   int Choice(size_t attribute, std::string* found) const;
   int InputType(size_t input) const { return types_[input]; }
+  int OutputType(size_t output) const { return types_[declaration_.inputs.size + output]; }
   // The initializer behind an input; not `given` when the input is absent or computed.
   Tensor ConstantInput(size_t input) const;
 
@@ -101,6 +102,11 @@ class KernelContext {
   void ForRows(size_t rows, const Body& body) {
     Chunks(rows, rows < kInlineRows ? rows : ChunkRows(rows), &Invoke<Body>, &body);
   }
+  // Calls body(i, i + 1) for each of a few large tasks, on the session's threads.
+  template <typename Body>
+  void ForTasks(size_t tasks, const Body& body) {
+    Chunks(tasks, 1, &Invoke<Body>, &body);
+  }
   // A copy of many bytes; does nothing when source and target are one.
   void Copy(void* target, const void* source, size_t bytes);
 
@@ -139,12 +145,15 @@ class ShapeContext {
   // False when the rank is not known, the input is absent, or its rank is another.
   bool Dims(size_t input, size_t rank, std::vector<InferredDim>* dims) const;
   void SetOutput(size_t output, const std::vector<InferredDim>& dims);
+  // For an output whose element type is not that of the first input with its type variable.
+  void SetOutput(size_t output, const std::vector<InferredDim>& dims, int type);
+  int InputType(size_t input) const;
+  int64_t Int(size_t attribute) const;
   // Gives every output that shares an input's buffer the input's shape: without it the runtime never works in place.
   void CopyRefShapes();
 
  private:
   OrtTensorTypeAndShapeInfo* Info(size_t input) const;
-  int InputType(size_t input) const;
 
   OrtShapeInferContext* context_;
   const Declaration& declaration_;

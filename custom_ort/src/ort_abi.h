@@ -17,6 +17,7 @@ struct OrtKernelContext;
 struct OrtShapeInferContext;
 struct OrtTensorTypeAndShapeInfo;
 struct OrtValue;
+struct OrtOpAttr;
 
 struct OrtApiBase {
   // Null (and a line on stderr) when `version` is above the runtime's minor version.
@@ -62,6 +63,7 @@ inline constexpr uint32_t kOldestVersion = 17;   // shape inference and Parallel
 inline constexpr uint32_t kClaimedVersion = 18;  // GetMayInplace
 
 enum ErrorCode : int { kFail = 1, kInvalidArgument = 2, kRuntimeException = 6 };
+enum OpAttrType : int { kAttrInt = 1 };
 enum Characteristic : int { kRequired = 0, kOptional = 1 };
 
 // slot, name, result, parameters. clang-format would break the table.
@@ -99,9 +101,12 @@ enum Characteristic : int { kRequired = 0, kOptional = 1 };
   /* the info belongs to the context: releasing it is a double free */                                                 \
   X(268, ShapeInferContext_GetInputTypeShape, OrtStatus*,                                                              \
     (const OrtShapeInferContext*, size_t, OrtTensorTypeAndShapeInfo**))                                                \
+  X(269, ShapeInferContext_GetAttribute, OrtStatus*,                                                                   \
+    (const OrtShapeInferContext*, const char* name, const OrtOpAttr**))                                                \
   X(270, ShapeInferContext_SetOutputTypeShape, OrtStatus*,                                                             \
     (const OrtShapeInferContext*, size_t, const OrtTensorTypeAndShapeInfo*))                                           \
   X(271, SetSymbolicDimensions, OrtStatus*, (OrtTensorTypeAndShapeInfo*, const char** names, size_t rank))             \
+  X(272, ReadOpAttr, OrtStatus*, (const OrtOpAttr*, int type, void* data, size_t size, size_t* needed))                \
   X(274, KernelContext_ParallelFor, OrtStatus*,                                                                        \
     (const OrtKernelContext*, void (*body)(void*, size_t), size_t total, size_t batches, void* user))
 // clang-format on

@@ -204,6 +204,13 @@ OrtStatus* InferShapes(const OrtCustomOp*, OrtShapeInferContext* context) {
   Require(api.GetSymbolicDimensions(info, symbols, size_t{2}));
   Require(api.GetDimensions(info, dims, size_t{2}));
   See("ShapeInferContext_GetInputTypeShape", std::string(symbols[0]) + " " + std::to_string(dims[1]));
+  const OrtOpAttr* attribute = nullptr;
+  OrtStatus* missing = api.ShapeInferContext_GetAttribute(context, "integer", &attribute);
+  int64_t integer = 0;
+  size_t needed = 0;
+  See("ShapeInferContext_GetAttribute", missing == nullptr && attribute != nullptr ? "found" : "missing");
+  Require(api.ReadOpAttr(attribute, int{kvfuse::ort::kAttrInt}, &integer, sizeof integer, &needed));
+  See("ReadOpAttr", std::to_string(integer));
   OrtStatus* status = api.ShapeInferContext_SetOutputTypeShape(context, size_t{0}, info);
   See("ShapeInferContext_SetOutputTypeShape", status == nullptr ? "set" : "refused");
   return status;

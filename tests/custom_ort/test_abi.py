@@ -53,6 +53,8 @@ SLOTS = {
     "KernelInfoGetConstantInput_tensor": "--[10 20]",
     "ShapeInferContext_GetInputCount": "3",
     "ShapeInferContext_GetInputTypeShape": "batch 3",
+    "ShapeInferContext_GetAttribute": "found",
+    "ReadOpAttr": "-7",
     "ShapeInferContext_SetOutputTypeShape": "set",
     "SetSymbolicDimensions": "'' 'tokens' ''",
     "KernelContext_ParallelFor": "100 calls, sum 4950",
