@@ -18,6 +18,7 @@ using VI = __m256i;
 constexpr size_t kTileColumns = 16, kTileVectors = 2;
 constexpr int kManyRows = 6, kFewRows = 4;
 
+KVFUSE_OP void Prefetch(const char* x) { _mm_prefetch(x, _MM_HINT_T1); }
 KVFUSE_OP V ZeroV() { return _mm256_setzero_ps(); }
 KVFUSE_OP V LoadV(const char* x) { return _mm256_loadu_ps(reinterpret_cast<const float*>(x)); }
 KVFUSE_OP V LoadHalfV(const char* x) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x))); }
