@@ -56,7 +56,7 @@ def mx_values(x: Array, scales: Array) -> Array:
 
 def mx_quantise(x: Array, dtype: str) -> tuple[Array, Array]:
     """float32 rows in MX blocks: 2^(floor(log2 of the largest) - 8) is the scale; a zero block has the smallest."""
-    blocks = x.reshape(*x.shape[:-1], -1, MX_BLOCK)
+    blocks = x.reshape(*x.shape[:-1], x.shape[-1] // MX_BLOCK, MX_BLOCK)
     largest = np.abs(blocks).max(axis=-1, keepdims=True)
     exponent = np.frexp(largest)[1] - 1 - 8
     code = np.where(largest > 0, np.clip(exponent + 127, 0, 254), 0)
@@ -140,7 +140,7 @@ def key(xp: Numeric, x: Mapping[str, Any], attrs: Mapping[str, Any]) -> tuple[An
 
 def packed_rows(c: Array, k: Array, plain: Array, dtype: str, tile: int, alpha: Array | None) -> Array:
     """Per-tile rows in bytes: 8-bit values, the rotated key in its own type, a float32 scale for each tile."""
-    tiles = c.reshape(c.shape[0], -1, tile)
+    tiles = c.reshape(c.shape[0], c.shape[1] // tile, tile)
     largest = np.abs(tiles).max(axis=-1, keepdims=True)
     if dtype == E4M3:
         largest = np.maximum(largest, np.float32(1e-4))

@@ -68,7 +68,8 @@ class Sessions:
     ) -> dict[str, Array]:
         """Results by GE output name."""
         types = tuple(sorted(one_node.types_of(inputs).items()))
-        key = (operator, types, tuple(sorted(attrs.items())), opset)
+        ranks = tuple(inputs[name].ndim for name in OPS[operator].needs_rank)
+        key = (operator, types, ranks, tuple(sorted(attrs.items())), opset)
         if key not in self._made:
             self._made[key] = session(carrying(operator, inputs, attrs, opset))
         return one_node.results(custom_ort.run(self._made[key], inputs))
