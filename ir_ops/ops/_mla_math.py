@@ -147,11 +147,10 @@ def packed_rows(c: Array, k: Array, plain: Array, dtype: str, tile: int, alpha: 
     if alpha is not None:
         largest = largest * alpha.reshape(-1)[0]
     scale = largest / np.float32(_LARGEST[dtype])
-    quotient = np.clip(tiles, -largest, largest) / scale
+    quotient = np.nan_to_num(np.clip(tiles, -largest, largest) / scale, nan=0.0)
     if dtype == "int8":
-        quotient = np.clip(np.rint(np.nan_to_num(quotient, nan=0.0)), -128, 127)
-    else:
-        quotient = np.clip(quotient, -FLOAT8_MAX[E4M3], FLOAT8_MAX[E4M3])
+        quotient = np.rint(quotient)
+    quotient = np.clip(quotient, -128 if dtype == "int8" else -_LARGEST[E4M3], _LARGEST[dtype])
     values = quotient.reshape(c.shape).astype(by_name(dtype).np)
     parts = [values, k.astype(plain.dtype), scale[..., 0]]
     rows = np.concatenate([np.ascontiguousarray(part).view(np.uint8) for part in parts], axis=-1)

@@ -52,7 +52,10 @@ class Draw:
         if self.lengths is not None:
             self.lengths[-1] += self.lengths.sum() == 0
         step = 32 if self.weights == 3 else 1
-        self.hidden, self.q_rank = step * int(rng.integers(1, 3 if step > 1 else 70)), step * int(rng.integers(1, 3 if step > 1 else 70))
+        self.hidden, self.q_rank = (
+            step * int(rng.integers(1, 3 if step > 1 else 70)),
+            step * int(rng.integers(1, 3 if step > 1 else 70)),
+        )
         self.heads, self.nope = int(rng.integers(1, 4)), int(rng.choice([1, 16, 33, 64]))
         self.kv_type = self.plain if self.cache == 0 else "int8" if self.cache == 2 else pick("kv_type", "int8", E4M3)
         self.kr_type = "int8" if self.cache == 2 else self.plain
@@ -192,5 +195,3 @@ def unpacked(rows: Array, call: Call) -> tuple[Array, Array, Array]:
     kinds = (rows.dtype, plain, np.dtype(np.float32))
     left, middle, right = (np.ascontiguousarray(part).view(kind) for part, kind in zip(parts, kinds, strict=True))
     return left, middle, right
-
-
