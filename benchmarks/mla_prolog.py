@@ -83,12 +83,12 @@ class Problem:
 
     def ours(self, kind: str, tokens: int, threads: int = 1) -> custom_ort.Binding:
         inputs = self.inputs(kind, tokens)
-        attrs = {"weight_quant_mode": 2 if kind == "int8" else 0}
+        mode = 2 if kind == "int8" else 0
         names = [entry.name if entry.name in inputs else "" for entry in OPS["MlaPrologV3"].inputs]
         while not names[-1]:
             names.pop()
         outputs = [entry.onnx_name for entry in OPS["MlaPrologV3"].outputs[:4]]
-        node = helper.make_node("MlaPrologV3", names, outputs, "mla", domain=DOMAIN, **attrs)
+        node = helper.make_node("MlaPrologV3", names, outputs, "mla", domain=DOMAIN, weight_quant_mode=mode)
         return self._bind([node], inputs, outputs, threads)
 
     def exporter(self, tokens: int, threads: int = 1) -> custom_ort.Binding:

@@ -26,6 +26,12 @@ _SMALLEST = float(np.finfo(np.float32).tiny)
 _LARGEST = {"int8": 127.0, E4M3: FLOAT8_MAX[E4M3]}
 
 
+def _numpy_type(dtype: str) -> np.dtype[Any]:
+    kind = by_name(dtype).np
+    assert kind is not None
+    return kind
+
+
 def wide(xp: Numeric, x: Any) -> Any:
     return xp.cast(x, "float32")
 
@@ -64,7 +70,7 @@ def mx_quantise(x: Array, dtype: str) -> tuple[Array, Array]:
     scaled = blocks / code.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
     top = FLOAT8_MAX[E4M3]
     values = np.clip(scaled, -top, top).reshape(x.shape).astype(ml_dtypes.float8_e4m3fn)
-    return values, code[..., 0].view(by_name(dtype).np)
+    return values, code[..., 0].view(_numpy_type(dtype))
 
 
 def product(xp: Numeric, a: Any, weight: Any, scale_a: Any, scale_w: Any) -> Any:
@@ -154,7 +160,7 @@ def packed_rows(c: Array, k: Array, plain: Array, dtype: str, tile: int, alpha: 
     values = quotient.reshape(c.shape).astype(by_name(dtype).np)
     parts = [values, k.astype(plain.dtype), scale[..., 0]]
     rows = np.concatenate([np.ascontiguousarray(part).view(np.uint8) for part in parts], axis=-1)
-    packed: Array = rows.view(by_name(dtype).np)
+    packed: Array = rows.view(_numpy_type(dtype))
     return packed
 
 

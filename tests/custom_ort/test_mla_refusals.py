@@ -1,4 +1,4 @@
-"""MlaPrologV3 calls without a meaning are refused with the id and text of the declaration's check; nothing is written."""
+"""MlaPrologV3 calls without a meaning are refused with the id and text of check(), and nothing is written."""
 
 from __future__ import annotations
 
@@ -128,7 +128,8 @@ CASES: list[tuple[str, str, dict[str, Any], Change]] = [
     ("MLA-08", "two cache heads", {}, resize("kv_cache", 8, 2, 2, 32)),
     ("MLA-08", "unequal pages", {}, resize("kr_cache", 9, 4, 1, 32)),
     ("MLA-08", "packed row without its scales", PACKED, last("kv_cache", -4)),
-    ("MLA-08", "TND cache of other tokens", {"mode": "TND"}, both(resize("kv_cache", 7, 1, 32), resize("kr_cache", 7, 1, 32))),
+    ("MLA-08", "TND cache of other tokens", {"mode": "TND"},
+     both(resize("kv_cache", 7, 1, 32), resize("kr_cache", 7, 1, 32))),
     ("MLA-08", "row does not divide", {"mode": "PA_NZ", "cache": 1},
      both(last("weight_uk", -8), last("weight_dkv_kr", -8), last("rmsnorm_gamma_ckv", -8), last("kv_cache", -8),
           put("quant_scale_ckv", [1.0]))),

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ir_ops.dtypes import Array
-from ir_ops.layout import MLA_CACHE_MODES, weight_from_nz, weight_to_nz
 from ir_ops.errors import BadInput
+from ir_ops.layout import MLA_CACHE_MODES, weight_from_nz, weight_to_nz
+from ir_ops.numeric import NUMPY
 from ir_ops.onnx_function import no_body_reason
 from ir_ops.ops import OPS
 from ir_ops.ops._mla_math import dynamic, mx_quantise, packed_rows
-from ir_ops.numeric import NUMPY
 from tests.custom_ort import one_node
 from tests.custom_ort.calls import Call
 from tests.custom_ort.mla_calls import NAME, random_call, unpacked, without_fp8
@@ -143,7 +143,7 @@ def test_no_cache_rows(mode: str, axis: int) -> None:
 def test_pages_are_numbers_of_blocks() -> None:
     """Page 2 for the first 16 tokens, page 0 for the next; token 17 is row 1 of page 0."""
     call = random_call(np.random.default_rng(5), weights=0, cache=0, plain="float32", mode="TND")
-    inputs = {name: array for name, array in call.inputs.items()}
+    inputs = dict(call.inputs)
     tokens = 20
     for name in ("token_x", "rope_sin", "rope_cos"):
         inputs[name] = np.resize(inputs[name], (1, tokens, inputs[name].shape[-1]))
