@@ -11,7 +11,7 @@ CXX_STYLE   = $(filter %.cc %.h %.inc,$(CXX_SOURCES)) $(wildcard tests/custom_or
 # An editable install knows the packages that existed when it was made: a new one needs another.
 PACKAGES    = $(shell find ir_ops fusion custom_ort models benchmarks -name __init__.py)
 
-.PHONY: demo test lint format bench sanitize docs install clean
+.PHONY: demo test lint format bench sanitize compat docs install clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed ## fuse, verify, run and export the shipped DeepSeek-V3 layer
@@ -36,6 +36,16 @@ bench: $(VENV)/.installed
 
 sanitize: $(VENV)/.installed ## the kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	PYTHON=$(BIN)/python custom_ort/sanitize.sh
+
+RUNTIMES ?= 1.20.1 1.23.2
+compat: $(VENV)/.installed ## the kernel tests on older runtimes, with the library built above
+	for version in $(RUNTIMES); do \
+	  test -x $(VENV)-$$version/bin/python || $(PYTHON) -m venv $(VENV)-$$version; \
+	  $(VENV)-$$version/bin/python -m pip install -q --disable-pip-version-check "onnxruntime==$$version" \
+	    "numpy<2" onnx onnx-ir ml_dtypes pytest hypothesis && \
+	  PYTHONPATH=. KVFUSE_LIBRARY=$$($(BIN)/python -c 'import custom_ort; print(custom_ort.get_library_path())') \
+	    $(VENV)-$$version/bin/python -m pytest -q tests/custom_ort || exit 1; \
+	done
 
 docs: $(VENV)/.installed ## what is generated from the declarations: operator pages, kernel headers
 	$(BIN)/python -m ir_ops.docs_page

@@ -6,12 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fusion.api import explain, fuse
+    from fusion.defusing import defuse
     from fusion.result import Difference, FusionResult, Proof, Refusal, Site, VerifyResult
     from fusion.verification import verify
 
-__all__ = ["Difference", "FusionResult", "Proof", "Refusal", "Site", "VerifyResult", "explain", "fuse", "verify"]
+__all__ = [
+    "Difference",
+    "FusionResult",
+    "Proof",
+    "Refusal",
+    "Site",
+    "VerifyResult",
+    "defuse",
+    "explain",
+    "fuse",
+    "verify",
+]
 
 _HOMES = {
+    "defuse": "fusion.defusing",
     "explain": "fusion.api",
     "fuse": "fusion.api",
     "verify": "fusion.verification",

@@ -41,7 +41,7 @@ def fuse(
         weights: where external weights go when ``out`` is in another folder.
 
     Returns:
-        The fused model (an ``onnx_ir.Model`` for one, else a ``ModelProto``), sites, refusals, timings, operator counts.
+        The fused model (an ``onnx_ir.Model`` for one, else a ``ModelProto``), sites, refusals, timings and counts.
 
     Raises:
         BadModel: the model cannot be read or is not valid.

@@ -44,6 +44,7 @@ class Candidate:
         feeds: values at which the region begins; the proof feeds them.
         probes: the trial sizes under which the facts were read.
         place, layer: where, for messages.
+        shapes: shape vectors of values of the region -> the same vectors told from graph inputs.
         stand_ins: values of the region whose shape is asked for, and a value outside of the same shape.
         assumptions, notes: for the report.
         attrs: attributes of the fused node.
@@ -59,6 +60,7 @@ class Candidate:
     place: str
     layer: int | None
     stand_ins: list[tuple[ir.Value, ir.Value]] = field(default_factory=list)
+    shapes: list[tuple[ir.Value, ir.Value]] = field(default_factory=list)
     assumptions: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     attrs: Mapping[str, Any] = field(default_factory=dict)

@@ -39,13 +39,14 @@ class Options:
 class Found:
     """What was found in a graph: proven candidates with their proofs, and refusals.
 
-    ``typed`` are values that were given a type for the time of recognition.
+    ``typed`` are values that were given a type for the time of recognition, ``order`` is the position of each node.
     """
 
     proven: list[tuple[Candidate, Proof]] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     timings: dict[str, float] = field(default_factory=dict)
     typed: list[ir.Value] = field(default_factory=list)
+    order: dict[int, int] = field(default_factory=dict)
 
 
 def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
@@ -62,6 +63,7 @@ def find(model: ir.Model, options: Options) -> Found:
     started = time.perf_counter()
     found.typed = fill_types(model.graph)
     facts = analyse(model.graph, model.opset_imports.get("", 0))
+    found.order = {id(node): place for place, node in enumerate(model.graph)}
     found.timings["facts"] = time.perf_counter() - started
     taken = {value.name for value in all_values(model.graph) if value.name}
     prover = Prover(facts.view)
@@ -109,7 +111,7 @@ def _prove(facts: Facts, prover: Prover, candidate: Candidate, options: Options,
                 error.found,
                 error.wanted,
                 "report this graph: facts and numbers disagree",
-            )  # fmt: skip
+            )
         )
         return
     found.proven.append((candidate, proof))
@@ -137,7 +139,7 @@ def apply(model: ir.Model, found: Found) -> list[Site]:
     graph = model.graph
     clear_types(found.typed)
     for candidate, _ in found.proven:
-        _insert(graph, candidate)
+        _insert(graph, candidate, found.order)
     removed = {id(candidate): len(candidate.region) for candidate, _ in found.proven}
     if found.proven:
         model.opset_imports.setdefault(DOMAIN, DOMAIN_VERSION)
@@ -149,8 +151,9 @@ def apply(model: ir.Model, found: Found) -> list[Site]:
     return [site_of(candidate, proof, removed[id(candidate)]) for candidate, proof in found.proven]
 
 
-def _insert(graph: ir.Graph, candidate: Candidate) -> None:
+def _insert(graph: ir.Graph, candidate: Candidate, order: dict[int, int]) -> None:
     used = {id(item) for node in candidate.emitter.nodes for item in node.inputs if item is not None}
+    used |= {id(new) for _, new in candidate.shapes}
     for constant in candidate.emitter.constants:
         if id(constant) in used:
             graph.register_initializer(constant)
@@ -158,10 +161,15 @@ def _insert(graph: ir.Graph, candidate: Candidate) -> None:
         candidate.node.metadata_props[ASSUMPTIONS_KEY] = "; ".join(candidate.assumptions)
     graph.extend(candidate.emitter.nodes)
     for old, source in candidate.stand_ins:
+        node = source.producer()
         for use in tuple(old.uses()):
-            if use.node.op_type in ("Shape", "Size"):
+            # a reader in front of the source may be what computes it
+            behind = node is None or order.get(id(use.node), 0) > order.get(id(node), 0)
+            if use.node.op_type in ("Shape", "Size") and behind:
                 use.node.replace_input_with(use.idx, source)
-    before = _ancestors(candidate.emitter.nodes)
+    for old, new in candidate.shapes:
+        _replace(graph, old, new, set())
+    before = _computing(candidate, order)
     for old, new in candidate.replaced:
         _replace(graph, old, new, before)
 
@@ -183,13 +191,15 @@ def _replace(graph: ir.Graph, old: ir.Value, new: ir.Value, before: set[int]) ->
             graph.outputs[place] = new
 
 
-def _ancestors(nodes: list[ir.Node]) -> set[int]:
-    """Ids of the nodes and of all nodes they are computed from."""
-    pending, found = list(nodes), {id(node) for node in nodes}
+def _computing(candidate: Candidate, order: dict[int, int]) -> set[int]:
+    """Ids of the new nodes and of the nodes they are computed from, back to where the region begins."""
+    first = min((order[id(node)] for node in candidate.region if id(node) in order), default=0)
+    pending = list(candidate.emitter.nodes)
+    found = {id(node) for node in pending}
     while pending:
         for item in pending.pop().inputs:
             node = item.producer() if item is not None else None
-            if node is not None and id(node) not in found:
+            if node is not None and id(node) not in found and order.get(id(node), first) >= first:
                 found.add(id(node))
                 pending.append(node)
     return found

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import gc
 import os
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -323,16 +322,3 @@ def _too_large(slots: list[Slot], limit: int | None, *, beside_external: bool) -
     if sum(tensor.nbytes for tensor in inside) <= limit:
         return []
     return [tensor for tensor in inside if tensor.nbytes >= _SMALL]
-
-
-# --- looking ---------------------------------------------------------------------------------------------------------
-
-
-def count_ops(model: ir.Model) -> Counter[str]:
-    """Operator -> number of nodes, bodies of If and Loop included, bodies of local functions not.
-
-    Operators of other domains than ai.onnx carry it: ``ai.ascend::KvRmsNormRopeCache``.
-    """
-    return Counter(
-        f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in model.graph.all_nodes()
-    )

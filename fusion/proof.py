@@ -92,7 +92,7 @@ class Prover:
         old = Evaluation(self.view, probe, given, wide)
         new = Evaluation(self.view, probe, given, wide)
         worst = 0.0
-        for before, after in candidate.replaced:
+        for before, after in (*candidate.replaced, *candidate.shapes):
             left, right = old.value(before), new.value(after)
             if left.shape != right.shape:
                 raise Disproved(

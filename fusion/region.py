@@ -66,7 +66,7 @@ def delivered_outside(
         Refused: a value inside the region that is not delivered is read outside it or is a graph output.
     """
     inside = {id(node) for node in region}
-    origins = {key: SOURCE for key in sources} | {id(value): number for number, value in enumerate(delivered)}
+    origins = dict.fromkeys(sources, SOURCE) | {id(value): number for number, value in enumerate(delivered)}
     needed: set[int] = set()
     for node in sorted(region, key=view.order):
         origin = moved_from(node, origins)

@@ -84,7 +84,7 @@ def ranges(numbers: Iterable[int]) -> str:
 def fusion_text(result: FusionResult, style: Style = PLAIN) -> str:
     """The whole report: operators before and after, the sites, the places left alone."""
     notes = [f"note: {note}" for note in result.notes]
-    lines = [*_op_lines(result, style), *_site_lines(result, style), *_refusal_lines(result, style)]
+    lines = [*op_lines(result, style), *_site_lines(result, style), *_refusal_lines(result, style)]
     return "\n".join([*lines, *([""] if notes else []), *notes])
 
 
@@ -96,7 +96,8 @@ def op_rows(result: FusionResult) -> tuple[list[tuple[str, int, int]], int]:
     return changed, len(rows) - len(changed)
 
 
-def _op_lines(result: FusionResult, style: Style) -> list[str]:
+def op_lines(result: FusionResult, style: Style = PLAIN) -> list[str]:
+    """The table of operators before and after."""
     changed, same = op_rows(result)
     total = (result.ops_before.total(), result.ops_after.total())
     if not changed:
@@ -158,7 +159,8 @@ def _site_lines(result: FusionResult, style: Style) -> list[str]:
     if not result.sites:
         return [style.bold("fused: nothing"), ""]
     counts = Counter(site.op for site in result.sites)
-    lines = [style.bold("fused: " + ", ".join(f"{count} x {op}" for op, count in counts.items()))]
+    title = "would be fused: " if result.ops_before == result.ops_after else "fused: "
+    lines = [style.bold(title + ", ".join(f"{count} x {op}" for op, count in counts.items()))]
     for group in groups(result.sites):
         site = group.first
         lines += ["", f"  {style.good(site.op)}  {group.where}"]

@@ -19,7 +19,6 @@ from fusion.model_io import ModelLike, to_proto
 from fusion.widen import has_bfloat16, widened
 from ir_ops.dtypes import Array, DType, by_name
 from ir_ops.errors import BadInput, BadModel, KvfuseError
-from ir_ops.ops import DOMAIN
 
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _SILENT = 4
@@ -160,8 +159,3 @@ def _whole(model: ModelLike, folder: Path | None) -> onnx.ModelProto:
     if folder is not None:
         onnx.external_data_helper.load_external_data_for_model(proto, str(folder))
     return proto
-
-
-def uses_kernels(model: onnx.ModelProto) -> bool:
-    """Whether the model has nodes of our domain."""
-    return any(item.domain == DOMAIN for item in model.opset_import)

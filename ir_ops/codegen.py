@@ -20,7 +20,7 @@ from ir_ops.ops import OPS
 
 _NOT_IN_RUNTIMES = {"float8_e8m0"}
 """Element types that ONNX has and ONNX Runtime does not hand to custom operators."""
-_ATTR_TYPES = {"Float": "kFloat", "Int": "kInt", "Bool": "kBool", "String": "kString"}
+_ATTR_TYPES = {"Float": "kFloat", "Int": "kInt", "Bool": "kBool", "String": "kString", "ListInt": "kInts"}
 
 
 def snake_case(name: str) -> str:

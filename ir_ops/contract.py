@@ -117,6 +117,30 @@ def type_in(name: str, *types: str) -> Rule:
     return rule
 
 
+def shape_is(wanted: Callable[[Case], Shape], *names: str) -> Rule:
+    """The given ones of ``names`` have that shape."""
+
+    def rule(case: Case) -> Iterator[Finding]:
+        for name in names:
+            if case.has(name) and shape_differs(case.shape(name), wanted(case)):
+                yield f"{name} {shape_text(case.shape(name))}", shape_text(wanted(case))
+
+    return rule
+
+
+def divisors(*names: str) -> Rule:
+    """The given ones of ``names`` can divide: every element is finite and not 0."""
+
+    def rule(case: Case) -> Iterator[Finding]:
+        for name in names:
+            scale = np.asarray(case.values.get(name, ())).reshape(-1)
+            wrong = np.flatnonzero(~np.isfinite(scale) | (scale == 0))
+            if wrong.size:
+                yield f"{name}[{int(wrong[0])}] = {float(scale[wrong[0]])}", "a finite number other than 0"
+
+    return rule
+
+
 def even(what: str, size: Size) -> Rule:
     """A size is even."""
 

@@ -55,7 +55,14 @@ def shape_differs(shape: Shape, wanted: Shape) -> bool:
 
 @dataclass(frozen=True)
 class Input:
-    """An input in GE's order. ``type`` names a row of :attr:`Operator.types`; ``ref`` the output written in place."""
+    """An input in GE's order.
+
+    Attributes:
+        type: names a row of :attr:`Operator.types`.
+        ref: the output written in place.
+        supplied: GE requires this buffer and ONNX may leave it out: export supplies it, with the first dim of the
+            input named here and the other dims of the output.
+    """
 
     name: str
     type: str
@@ -63,6 +70,7 @@ class Input:
     doc: str = ""
     optional: bool = False
     ref: str | None = None
+    supplied: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,7 +109,9 @@ class Attr:
         if self.type == "Int":
             return isinstance(value, _INTEGERS) and not isinstance(value, bool)
         if self.type == "ListInt":
-            return isinstance(value, (Sequence, np.ndarray)) and all(isinstance(item, _INTEGERS) for item in value)
+            if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, np.ndarray)):
+                return False
+            return all(isinstance(item, _INTEGERS) for item in value)
         return isinstance(value, str)
 
     def plain(self, value: Any) -> AttrValue:
@@ -223,6 +233,7 @@ class Constraint:
 
 
 Compute = Callable[[Numeric, Mapping[str, Any], Attrs], dict[str, Any]]
+GeAttrs = Callable[[Mapping[str, TensorSpec], Attrs], dict[str, AttrValue]]
 
 
 @dataclass(frozen=True)
@@ -240,6 +251,8 @@ class Operator:
         body_types: whether the function body exists for a choice of type variables (ONNX has no arithmetic on fp8).
         body_attrs: why attributes leave no function body, "" where they do not.
         needs_rank: inputs whose number of axes the computation asks for.
+        ge_attrs: the attributes as GE wants them, with the sizes that ONNX may leave to the inputs; raises
+            :class:`Undecided` where the input specs do not tell them.
     """
 
     name: str
@@ -255,6 +268,7 @@ class Operator:
     body_types: Callable[[Mapping[str, str]], bool] = field(default=lambda choice: True)
     body_attrs: Callable[[Attrs], str] = field(default=lambda attrs: "")
     needs_rank: tuple[str, ...] = ()
+    ge_attrs: GeAttrs = field(default=lambda specs, attrs: dict(attrs))
     notes: tuple[Note, ...] = ()
     since: int = 1
 

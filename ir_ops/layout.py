@@ -68,6 +68,15 @@ KV_CACHE_MODES = {
 """The modes of KvRmsNormRopeCache (operator contract, section 3). PA and PA_BNSD are one layout."""
 
 
+QKV_CACHE_MODES = {"PA_NZ": CacheMode("PA_NZ", "NZ", "slot")}
+"""The mode of QkvRmsNormRopeCache. Its caches are declared with the dims of the memory, :data:`FRACTAL_TEXT`."""
+
+FRACTAL_TEXT = "[block_num, N*D/d0, block_size, d0]"
+
+FRACTALS = CacheMode("NZ as declared", "BNSD", "slot")
+"""An NZ cache that is declared with its own dims: the fractals of a page lie like BNSD's heads, d0 columns each."""
+
+
 MLA_CACHE_MODES = {
     mode.name: mode
     for mode in (

@@ -143,6 +143,9 @@ def _attribute_guard(recorder: OnnxNumeric, op: Operator, attrs: Mapping[str, An
         elif attr.type in ("Int", "Bool"):
             off = recorder.reshape(recorder.attribute(attr.name, "int64"), [1]) - int(attrs[attr.name])
             wrong = wrong + off * off
+        elif attr.type == "ListInt":
+            off = recorder.attribute(attr.name, "int64s") - recorder.constant(attrs[attr.name], "int64")
+            wrong = wrong + recorder.sum_columns(off * off)
     return [recorder.take(recorder.constant([0], "int64"), wrong)]
 
 

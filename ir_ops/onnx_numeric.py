@@ -22,6 +22,7 @@ from ir_ops.dtypes import by_name
 _ATTRIBUTE_FIELDS = {
     "float32": ("value_float", AttributeProto.FLOAT),
     "int64": ("value_int", AttributeProto.INT),
+    "int64s": ("value_ints", AttributeProto.INTS),
     "string": ("value_string", AttributeProto.STRING),
 }
 Operand: TypeAlias = "Value | int | float"
@@ -118,10 +119,13 @@ class OnnxNumeric:
         return self.node("Constant", [], "string", 1, value=tensor)
 
     def attribute(self, name: str, dtype: str) -> Value:
-        """An attribute of the function's node as a scalar: float32, int64 or string. Opset 12 or later."""
+        """An attribute of the function's node: a float32, int64 or string scalar, or a vector of ``int64s``.
+
+        Opset 12 or later.
+        """
         field, kind = _ATTRIBUTE_FIELDS[dtype]
         proto = AttributeProto(name=field, type=kind, ref_attr_name=name)
-        return Value(self, self._record("Constant", [], [proto]), dtype, 0)
+        return Value(self, self._record("Constant", [], [proto]), dtype.removesuffix("s"), int(dtype.endswith("s")))
 
     def binary(self, op_type: str, left: Operand, right: Operand, dtype: str = "") -> Value:
         kind = left.dtype if isinstance(left, Value) else right.dtype if isinstance(right, Value) else ""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ir_ops.layout import CacheMode, address, nz_block
+from ir_ops.layout import FRACTALS, CacheMode, address, nz_block
 from ir_ops.numeric import Numeric
 
 FLOAT8_MAX = {"float8_e5m2": 57344.0, "float8_e4m3fn": 448.0}
@@ -26,11 +26,23 @@ def rotate_interleaved(xp: Numeric, x: Any, cos: Any, sin: Any, width: Any) -> A
     return xp.concat_columns([low, high])
 
 
-def store(xp: Numeric, x: Any, dtype: str, scale: Any, offset: Any, float8_cast: str) -> Any:
-    """A row as the cache holds it, quantised in fp32; a NaN becomes the int8 0."""
+def rotate_halves(xp: Numeric, x: Any, cos: Any, sin: Any, width: Any) -> Any:
+    """Rotates pairs ``(x[j], x[width/2 + j])`` where they are, in the type of x: halves in, halves out."""
+    half = width // 2
+    first, second = xp.columns(x, 0, half), xp.columns(x, half, width)
+    low = first * xp.columns(cos, 0, half) - second * xp.columns(sin, 0, half)
+    high = second * xp.columns(cos, half, width) + first * xp.columns(sin, half, width)
+    return xp.concat_columns([low, high])
+
+
+def store(
+    xp: Numeric, x: Any, dtype: str, scale: Any, offset: Any, float8_cast: str = "saturate", divide: bool = False
+) -> Any:
+    """A row as the cache holds it, quantised in fp32: multiplied or divided by the scale; a NaN becomes the int8 0."""
     if scale is None:
         return xp.cast(x, dtype)
-    x = xp.cast(x, "float32") * scale
+    x = xp.cast(x, "float32")
+    x = x / scale if divide else x * scale
     if offset is not None:
         x = x + offset
     if dtype == "int8":
@@ -69,6 +81,12 @@ def slots(xp: Numeric, mode: CacheMode, index: Any, batch: Any, tokens: Any, row
 def by_token(xp: Numeric, x: Any) -> Any:
     """``[B, N, S, D]`` as ``[B*S, N, D]``."""
     return xp.reshape(xp.transpose(x, [0, 2, 1, 3]), [-1, xp.dim(x, 1), xp.dim(x, 3)])
+
+
+def write_fractals(xp: Numeric, cache: Any, places: Slots, values: Any) -> Any:
+    """:func:`write_cache` for an NZ cache that is declared ``[pages, N*D/d0, rows, d0]``."""
+    blocks = xp.reshape(values, [-1, xp.dim(cache, 1), xp.dim(cache, 3)])
+    return write_cache(xp, cache, replace(places, mode=FRACTALS), blocks)
 
 
 def write_cache(xp: Numeric, cache: Any, places: Slots, values: Any) -> Any:

@@ -18,6 +18,8 @@ from ir_ops.dtypes import Array, by_numpy
 from ir_ops.npz import load_npz
 
 FOLDER = Path(__file__).parent / "data" / "golden"
+COUNTS = {"KvRmsNormRopeCache": 29, "QkvRmsNormRopeCache": 16}
+"""Published cases of each operator that must be there."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,20 @@ class GoldenCase:
         return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
     def check(self, results: dict[str, Array]) -> None:
-        """Asserts that every recorded output is within the manifest's tolerance of ``results``."""
-        for name, expected in self.outputs.items():
-            assert_within(results[name], expected, self.tolerance[f"out_{name}"], f"{self.name} {name}")
+        """Asserts that every recorded output is within the manifest's tolerance of ``results``.
+
+        Where a case has a second accepted set of outputs (``alt_``), all outputs may be of that one instead.
+        """
+        try:
+            self._check("out_", results)
+        except AssertionError:
+            if not self._arrays("alt_"):
+                raise
+            self._check("alt_", results)
+
+    def _check(self, prefix: str, results: dict[str, Array]) -> None:
+        for name, expected in self._arrays(prefix).items():
+            assert_within(results[name], expected, self.tolerance[prefix + name], f"{self.name} {prefix}{name}")
 
 
 def cases(operator: str, *, not_attrs: tuple[str, ...] = ("form", "dims")) -> list[GoldenCase]:

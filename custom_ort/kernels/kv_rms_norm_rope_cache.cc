@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cache_checks.h"
 #include "cache_writer.h"
 #include "framework.h"
 #include "kv_cache.h"
@@ -26,14 +27,6 @@ constexpr ::kvfuse::CacheMode kModes[] = {
 static_assert(sizeof kModes / sizeof kModes[0] == sizeof kCacheModeValues / sizeof kCacheModeValues[0]);
 
 static_assert(kFloat8Cast_saturate == 0 && kFloat8Cast_nonsaturate == 1 && kFloat8Cast_integer == 2);
-
-std::string Text(int64_t number) { return std::to_string(number); }
-
-std::string Join(View<const char*> words) {
-  std::string text;
-  for (const char* word : words) text += (text.empty() ? "" : " | ") + std::string(word);
-  return text;
-}
 
 // A cache with what belongs to it: quantisation parameters and the unquantised result.
 struct Cache {
@@ -176,21 +169,8 @@ void Call::CheckIndex() const {
 }
 
 void Call::CheckQuantisation() const {
-  for (const Cache* cache : {&k, &ckv}) {
-    if (cache->offset.given && !cache->scale.given) {
-      Refuse(kKv20, std::string(cache->offset.name) + " without " + cache->scale.name, "both or neither");
-    }
-  }
-  for (const Cache* cache : {&k, &ckv}) {
-    const std::string cache_type = ElementTypeName(cache->input.type);
-    if (cache->scale.given && !cache->quantised()) {
-      Refuse(kKv21, cache->scale.name + (" with a " + cache_type + " ") + cache->input.name, "an 8-bit cache");
-    }
-    if (!cache->scale.given && cache->input.type != kv.type) {
-      Refuse(kKv21, cache_type + " " + cache->input.name + " without " + cache->scale.name,
-             cache->scale.name + (", or a " + std::string(ElementTypeName(kv.type))) + " cache");
-    }
-  }
+  for (const Cache* cache : {&k, &ckv}) CheckOffsetHasScale(kKv20, cache->scale, cache->offset);
+  for (const Cache* cache : {&k, &ckv}) CheckScaleFitsCache(kKv21, cache->input, cache->scale, kv.type);
   for (const Cache* cache : {&k, &ckv}) {
     for (const Tensor* tensor : {&cache->scale, &cache->offset}) {
       const int64_t width = cache->width;

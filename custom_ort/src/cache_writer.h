@@ -52,12 +52,16 @@ struct Place {
   size_t number;
 };
 
+// How a scale is applied.
+enum class Scaling { kMultiplies, kDivides };
+
 // Writes rows to one cache and its unquantised output.
 class CacheWriter {
  public:
-  // `raw_type` is the type of the unquantised row, `float8_cast` the position of that attribute's value.
+  // `raw_type` is the type of the unquantised row, `float8_cast` the position of that attribute's value. A scale that
+  // divides makes int8.
   CacheWriter(const CacheLayout& layout, int type, const Tensor& scale, const Tensor& offset, int raw_type,
-              int float8_cast, const RowKernels& kernels)
+              int float8_cast, const RowKernels& kernels, Scaling scaling = Scaling::kMultiplies)
       : layout_(layout),
         size_(ElementSize(type)),
         raw_size_(ElementSize(raw_type)),
@@ -66,7 +70,9 @@ class CacheWriter {
         store_(kernels.store[KindOf(raw_type)]),
         normalise_(kernels.normalise[kKindFloat32]),
         normalise_store_(kernels.normalise[KindOf(raw_type)]),
-        quantise_(size_ == 1 ? kernels.quantise[QuantKindOf(type, float8_cast)] : nullptr) {}
+        quantise_(size_ != 1                     ? nullptr
+                  : scaling == Scaling::kDivides ? kernels.quantise_divided
+                                                 : kernels.quantise[QuantKindOf(type, float8_cast)]) {}
 
   // Both memories may be null: the node does not ask for them, or (raw) they are zeros.
   void SetMemory(void* cache, void* raw) { data_ = static_cast<char*>(cache), raw_ = static_cast<char*>(raw); }

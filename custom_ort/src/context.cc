@@ -1,5 +1,6 @@
 #include "context.h"
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <limits>
@@ -111,11 +112,12 @@ void KernelInfo::RefuseOtherType(const AttrDecl& attribute) const {
   int64_t integer;
   size_t size = 0;
   const char* found = nullptr;
+  if (Succeeded(Runtime().KernelInfoGetAttributeArray_int64(info_, attribute.name, nullptr, &size))) found = "ints";
   if (Succeeded(Runtime().KernelInfoGetAttribute_float(info_, attribute.name, &number))) found = "a float";
   if (Succeeded(Runtime().KernelInfoGetAttribute_int64(info_, attribute.name, &integer))) found = "an int";
   if (Succeeded(Runtime().KernelInfoGetAttribute_string(info_, attribute.name, nullptr, &size))) found = "a string";
   if (found == nullptr) return;  // not there: the default holds
-  constexpr const char* kNames[] = {"Float", "Int", "Bool", "String"};
+  constexpr const char* kNames[] = {"Float", "Int", "Bool", "String", "ListInt"};
   Refuse({"AT-02", "an attribute has another type"}, std::string(attribute.name) + " as " + found,
          kNames[static_cast<int>(attribute.type)]);
 }
@@ -141,6 +143,20 @@ bool KernelInfo::Bool(size_t attribute) const {
   if (value == 0 || value == 1) return value == 1;
   Refuse({"AT-02", "an attribute has another type"},
          std::string(declaration_.attrs[attribute].name) + "=" + std::to_string(value), "Bool");
+}
+
+std::vector<int64_t> KernelInfo::Ints(size_t attribute) const {
+  const AttrDecl& declared = declaration_.attrs[attribute];
+  size_t size = 0;
+  if (!Succeeded(Runtime().KernelInfoGetAttributeArray_int64(info_, declared.name, nullptr, &size))) {
+    RefuseOtherType(declared);
+    Refuse({"AT-03", "a required attribute is missing"}, std::string("no ") + declared.name, "ListInt");
+  }
+  std::vector<int64_t> values(size);
+  if (size > 0) {
+    Require(Runtime().KernelInfoGetAttributeArray_int64(info_, declared.name, values.data(), &size));
+  }
+  return values;
 }
 
 int KernelInfo::Choice(size_t attribute, std::string* found) const {
@@ -225,9 +241,9 @@ void* KernelContext::Output(size_t output, const int64_t* dims, size_t rank) {
   return data;
 }
 
-size_t KernelContext::ChunkRows(size_t rows) {
-  const size_t chunk = rows / 16;
-  return chunk < 16 ? 16 : chunk > 64 ? 64 : chunk;
+size_t KernelContext::ChunkRows(size_t rows, size_t cost) {
+  const size_t chunk = rows * cost / 16;
+  return std::max(size_t{1}, std::clamp(chunk, size_t{16}, size_t{64}) / cost);
 }
 
 void KernelContext::Chunks(size_t total, size_t chunk, ChunkBody body, const void* user) {
@@ -281,6 +297,37 @@ int ShapeContext::InputType(size_t input) const {
 
 bool ShapeContext::Given(size_t input) const { return InputType(input) != kUndefined; }
 
+const OrtOpAttr* ShapeContext::Attribute(size_t attribute) const {
+  const OrtOpAttr* found = nullptr;  // belongs to the context
+  const char* name = declaration_.attrs[attribute].name;
+  return Succeeded(Runtime().ShapeInferContext_GetAttribute(context_, name, &found)) ? found : nullptr;
+}
+
+bool ShapeContext::Ints(size_t attribute, std::vector<int64_t>* values) const {
+  constexpr size_t kLongest = 16;
+  const OrtOpAttr* found = Attribute(attribute);
+  if (found == nullptr) return false;
+  values->resize(kLongest);
+  size_t bytes = 0;
+  const size_t room = kLongest * sizeof(int64_t);
+  if (!Succeeded(Runtime().ReadOpAttr(found, int{ort::kAttrInts}, static_cast<void*>(values->data()), room, &bytes))) {
+    return false;
+  }
+  values->resize(bytes / sizeof(int64_t));
+  return true;
+}
+
+int64_t ShapeContext::Int(size_t attribute) const {
+  int64_t value = static_cast<int64_t>(declaration_.attrs[attribute].number);
+  size_t bytes = 0;
+  if (const OrtOpAttr* found = Attribute(attribute)) {
+    Discard(Runtime().ReadOpAttr(found, int{ort::kAttrInt}, static_cast<void*>(&value), sizeof value, &bytes));
+  }
+  return value;
+}
+
+bool ShapeContext::Bool(size_t attribute) const { return Int(attribute) != 0; }
+
 bool ShapeContext::Dims(size_t input, size_t rank, std::vector<InferredDim>* dims) const {
   const OrtTensorTypeAndShapeInfo* info = Info(input);
   size_t found = 0;
@@ -292,18 +339,6 @@ bool ShapeContext::Dims(size_t input, size_t rank, std::vector<InferredDim>* dim
   dims->clear();
   for (size_t i = 0; i < rank; ++i) dims->push_back({sizes[i], symbols[i] == nullptr ? "" : symbols[i]});
   return true;
-}
-
-int64_t ShapeContext::Int(size_t attribute) const {
-  const AttrDecl& declared = declaration_.attrs[attribute];
-  const OrtOpAttr* found = nullptr;
-  int64_t value = 0;
-  size_t bytes = 0;
-  if (Succeeded(Runtime().ShapeInferContext_GetAttribute(context_, declared.name, &found)) && found != nullptr &&
-      Succeeded(Runtime().ReadOpAttr(found, ort::kAttrInt, &value, sizeof value, &bytes))) {
-    return value;
-  }
-  return static_cast<int64_t>(declared.number);
 }
 
 void ShapeContext::SetOutput(size_t output, const std::vector<InferredDim>& dims) {
@@ -333,7 +368,8 @@ void ShapeContext::CopyRefShapes() {
     const int input = declaration_.outputs[output].ref_input;
     if (input < 0) continue;
     const OrtTensorTypeAndShapeInfo* info = Info(static_cast<size_t>(input));
-    if (info != nullptr) Require(Runtime().ShapeInferContext_SetOutputTypeShape(context_, output, info));
+    if (Given(static_cast<size_t>(input)))
+      Require(Runtime().ShapeInferContext_SetOutputTypeShape(context_, output, info));
   }
 }
 

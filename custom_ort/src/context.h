@@ -56,6 +56,8 @@ class KernelInfo {
   float Float(size_t attribute) const;
   bool Bool(size_t attribute) const;
   int64_t Int(size_t attribute) const;
+  // A ListInt attribute, which must be there.
+  std::vector<int64_t> Ints(size_t attribute) const;
   // Position of a String attribute's value among the allowed ones, or -1 with the value in `found`.
   int Choice(size_t attribute, std::string* found) const;
   int InputType(size_t input) const { return types_[input]; }
@@ -97,10 +99,11 @@ class KernelContext {
   void* Output(size_t output, const int64_t* dims, size_t rank);
 
   // Calls body(begin, end) over all of 0..rows: inline when there are few, else in chunks on the session's threads.
-  // What a body throws is thrown again here, after all chunks have ended.
+  // What a body throws is thrown again here, after all chunks have ended. `cost` is what one row costs, in units of a
+  // KV row (about 70 ns).
   template <typename Body>
-  void ForRows(size_t rows, const Body& body) {
-    Chunks(rows, rows < kInlineRows ? rows : ChunkRows(rows), &Invoke<Body>, &body);
+  void ForRows(size_t rows, const Body& body, size_t cost = 1) {
+    Chunks(rows, rows * cost < kInlineRows ? rows : ChunkRows(rows, cost), &Invoke<Body>, &body);
   }
   // Calls body(i, i + 1) for each of a few large tasks, on the session's threads.
   template <typename Body>
@@ -118,7 +121,7 @@ class KernelContext {
   static void Invoke(const void* body, size_t begin, size_t end) {
     (*static_cast<const Body*>(body))(begin, end);
   }
-  static size_t ChunkRows(size_t rows);
+  static size_t ChunkRows(size_t rows, size_t cost);
   void Chunks(size_t total, size_t chunk, ChunkBody body, const void* user);
 
   OrtKernelContext* context_;
@@ -142,18 +145,23 @@ class ShapeContext {
 
   // Whether the node has that input.
   bool Given(size_t input) const;
+  // A ListInt attribute; false when it is not there, or longer than any operator's.
+  bool Ints(size_t attribute, std::vector<int64_t>* values) const;
+  // An Int or Bool attribute or its default.
+  int64_t Int(size_t attribute) const;
+  bool Bool(size_t attribute) const;
   // False when the rank is not known, the input is absent, or its rank is another.
   bool Dims(size_t input, size_t rank, std::vector<InferredDim>* dims) const;
   void SetOutput(size_t output, const std::vector<InferredDim>& dims);
   // For an output whose element type is not that of the first input with its type variable.
   void SetOutput(size_t output, const std::vector<InferredDim>& dims, int type);
   int InputType(size_t input) const;
-  int64_t Int(size_t attribute) const;
   // Gives every output that shares an input's buffer the input's shape: without it the runtime never works in place.
   void CopyRefShapes();
 
  private:
   OrtTensorTypeAndShapeInfo* Info(size_t input) const;
+  const OrtOpAttr* Attribute(size_t attribute) const;
 
   OrtShapeInferContext* context_;
   const Declaration& declaration_;

@@ -31,7 +31,7 @@ struct OutputDecl {
   int type_input;  // the first input that has its element type, or -1
 };
 
-enum class AttrType { kFloat, kInt, kBool, kString };
+enum class AttrType { kFloat, kInt, kBool, kString, kInts };
 
 struct AttrDecl {
   const char* name;

@@ -63,7 +63,7 @@ struct TypedOperator : OrtCustomOp {
   const Operator* entry;
   const int8_t* types;
 
-  TypedOperator(const Operator* entry_, const int8_t* types_, uint32_t claimed);
+  TypedOperator(const Operator* entry_, const int8_t* types_, uint32_t minor);
 };
 
 struct Node {
@@ -105,9 +105,16 @@ OrtStatus* InferShapes(const OrtCustomOp* op, OrtShapeInferContext* context) noe
   });
 }
 
-TypedOperator::TypedOperator(const Operator* entry_, const int8_t* types_, uint32_t claimed)
+bool HasOptionalInput(const Declaration& declaration) {
+  for (size_t i = 0; i < declaration.inputs.size; ++i) {
+    if (declaration.inputs[i].optional) return true;
+  }
+  return false;
+}
+
+TypedOperator::TypedOperator(const Operator* entry_, const int8_t* types_, uint32_t minor)
     : OrtCustomOp{}, entry(entry_), types(types_) {
-  version = claimed;
+  version = std::min(ort::kClaimedVersion, minor);
   GetName = [](const OrtCustomOp* op) { return Self(op).entry->declaration->name; };
   GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };  // CPU
   GetInputTypeCount = [](const OrtCustomOp* op) { return Self(op).entry->declaration->inputs.size; };
@@ -129,7 +136,10 @@ TypedOperator::TypedOperator(const Operator* entry_, const int8_t* types_, uint3
   CreateKernelV2 = CreateNode;
   KernelComputeV2 = RunNode;
   KernelDestroy = [](void* kernel) { delete static_cast<Node*>(kernel); };
-  InferOutputShapeFn = InferShapes;
+  // Older runtimes read the type of an absent optional input on the way to this callback and crash. Without it the
+  // shapes of results are not known before the run; caches bound in place stay in place.
+  const bool infers = minor >= ort::kShapesWithAbsentInputs || !HasOptionalInput(*entry->declaration);
+  InferOutputShapeFn = infers ? InferShapes : nullptr;
   GetStartVersion = GetEndVersion = nullptr;  // any version
   GetMayInplace = entry->may_inplace;
   ReleaseMayInplace = [](int* inputs, int* outputs) {
@@ -140,7 +150,7 @@ TypedOperator::TypedOperator(const Operator* entry_, const int8_t* types_, uint3
 }
 
 // Domain and operators live as long as the process: sessions keep pointers to them.
-OrtCustomOpDomain* Domain(uint32_t claimed) {
+OrtCustomOpDomain* Domain(uint32_t minor) {
   static OrtCustomOpDomain* domain = nullptr;
   if (domain != nullptr) return domain;
   OrtCustomOpDomain* made = nullptr;
@@ -149,7 +159,7 @@ OrtCustomOpDomain* Domain(uint32_t claimed) {
     const Declaration& declaration = *entry.declaration;
     for (size_t row = 0; row < declaration.combinations; ++row) {
       Require(Runtime().CustomOpDomain_Add(
-          made, new TypedOperator(&entry, declaration.types + row * declaration.ports(), claimed)));
+          made, new TypedOperator(&entry, declaration.types + row * declaration.ports(), minor)));
     }
   }
   return domain = made;
@@ -183,6 +193,6 @@ extern "C" KVFUSE_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options
                     " or newer; found " + base->GetVersionString());
     }
     SelectRowKernels();  // a wrong KVFUSE_ISA is said here, once, instead of at every node
-    Require(Runtime().AddCustomOpDomain(options, Domain(claimed)));
+    Require(Runtime().AddCustomOpDomain(options, Domain(minor)));
   });
 }

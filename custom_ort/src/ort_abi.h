@@ -15,9 +15,9 @@ struct OrtCustomOpDomain;
 struct OrtKernelInfo;
 struct OrtKernelContext;
 struct OrtShapeInferContext;
+struct OrtOpAttr;
 struct OrtTensorTypeAndShapeInfo;
 struct OrtValue;
-struct OrtOpAttr;
 
 struct OrtApiBase {
   // Null (and a line on stderr) when `version` is above the runtime's minor version.
@@ -59,12 +59,14 @@ struct OrtCustomOp {
 
 namespace kvfuse::ort {
 
-inline constexpr uint32_t kOldestVersion = 17;   // shape inference and ParallelFor
+inline constexpr uint32_t kOldestVersion = 17;  // shape inference and ParallelFor
+// First runtime that infers shapes of a node whose optional input is absent without a crash (seen on 1.20 to 1.23).
+constexpr uint32_t kShapesWithAbsentInputs = 24;
 inline constexpr uint32_t kClaimedVersion = 18;  // GetMayInplace
 
 enum ErrorCode : int { kFail = 1, kInvalidArgument = 2, kRuntimeException = 6 };
-enum OpAttrType : int { kAttrInt = 1 };
 enum Characteristic : int { kRequired = 0, kOptional = 1 };
+enum OpAttrType : int { kAttrInt = 1, kAttrInts = 2 };
 
 // slot, name, result, parameters. clang-format would break the table.
 // clang-format off
@@ -94,6 +96,7 @@ enum Characteristic : int { kRequired = 0, kOptional = 1 };
   X(93, ReleaseStatus, void, (OrtStatus*))                                                                             \
   X(99, ReleaseTensorTypeAndShapeInfo, void, (OrtTensorTypeAndShapeInfo*))                                             \
   X(101, ReleaseCustomOpDomain, void, (OrtCustomOpDomain*))                                                            \
+  X(163, KernelInfoGetAttributeArray_int64, OrtStatus*, (const OrtKernelInfo*, const char* name, int64_t*, size_t*))    \
   X(230, KernelInfo_GetInputCount, OrtStatus*, (const OrtKernelInfo*, size_t*))                                        \
   X(244, KernelInfo_GetNodeName, OrtStatus*, (const OrtKernelInfo*, char*, size_t* size))                              \
   X(249, KernelInfoGetConstantInput_tensor, OrtStatus*, (const OrtKernelInfo*, size_t, int*, const OrtValue**))        \
@@ -101,12 +104,11 @@ enum Characteristic : int { kRequired = 0, kOptional = 1 };
   /* the info belongs to the context: releasing it is a double free */                                                 \
   X(268, ShapeInferContext_GetInputTypeShape, OrtStatus*,                                                              \
     (const OrtShapeInferContext*, size_t, OrtTensorTypeAndShapeInfo**))                                                \
-  X(269, ShapeInferContext_GetAttribute, OrtStatus*,                                                                   \
-    (const OrtShapeInferContext*, const char* name, const OrtOpAttr**))                                                \
+  X(269, ShapeInferContext_GetAttribute, OrtStatus*, (const OrtShapeInferContext*, const char*, const OrtOpAttr**))    \
   X(270, ShapeInferContext_SetOutputTypeShape, OrtStatus*,                                                             \
     (const OrtShapeInferContext*, size_t, const OrtTensorTypeAndShapeInfo*))                                           \
   X(271, SetSymbolicDimensions, OrtStatus*, (OrtTensorTypeAndShapeInfo*, const char** names, size_t rank))             \
-  X(272, ReadOpAttr, OrtStatus*, (const OrtOpAttr*, int type, void* data, size_t size, size_t* needed))                \
+  X(272, ReadOpAttr, OrtStatus*, (const OrtOpAttr*, int type, void* data, size_t bytes, size_t* needed))               \
   X(274, KernelContext_ParallelFor, OrtStatus*,                                                                        \
     (const OrtKernelContext*, void (*body)(void*, size_t), size_t total, size_t batches, void* user))
 // clang-format on

@@ -30,4 +30,12 @@ struct RuntimeFailure {
   throw Refusal(std::string(constraint.id) + ": " + constraint.text + "; found " + found + ", wanted " + wanted);
 }
 
+inline std::string Text(int64_t number) { return std::to_string(number); }
+
+inline std::string Join(View<const char*> words) {
+  std::string text;
+  for (const char* word : words) text += (text.empty() ? "" : " | ") + std::string(word);
+  return text;
+}
+
 }  // namespace kvfuse

@@ -48,11 +48,18 @@ struct RowKernels {
   void (*normalise[kFloatKinds])(const float* x, const float* gamma, float rms, size_t n, const RowTarget& target);
   // Interleaved in, halves out; cos and sin of the given kind, n even. y must not overlap x.
   void (*rope_interleaved[kFloatKinds])(const float* x, const void* cos, const void* sin, size_t n, float* y);
+  // Rotation by halves with cos and sin in fp32, n even, rounded half to even to the kind. y must not overlap x.
+  void (*rope_halves[kFloatKinds])(const float* x, const float* cos, const float* sin, size_t n, void* y);
+  // The same of x / rms * gamma.
+  void (*normalise_rope_halves[kFloatKinds])(const float* x, const float* gamma, float rms, const float* cos,
+                                             const float* sin, size_t n, void* y);
   // Rounds half to even.
   void (*store[kFloatKinds])(const float* x, size_t n, const RowTarget& target);
   // x * scale + offset as an 8-bit value; a null offset is not added.
   void (*quantise[kQuantKinds])(const float* x, const float* scale, const float* offset, size_t n,
                                 const RowTarget& target);
+  // x / scale + offset as an int8.
+  void (*quantise_divided)(const float* x, const float* scale, const float* offset, size_t n, const RowTarget& target);
   // The largest magnitude of a row, NaN if there is one.
   float (*abs_max)(const float* x, size_t n);
   // x / divisor as 8-bit values; what is no number (0 / 0 above all) becomes 0.

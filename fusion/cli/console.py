@@ -90,6 +90,16 @@ def add_product(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_weights(parser: argparse.ArgumentParser) -> None:
+    """The option ``--weights``."""
+    parser.add_argument(
+        "--weights",
+        choices=("share", "copy"),
+        default="share",
+        help="external weights: go on using the input's files (default), or copy them beside the output",
+    )
+
+
 def check_paths(**paths: str | None) -> None:
     """Refuses two outputs, or an input and an output of different kind, in one file.
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fusion.facts.cache_write import CacheWrite, NotAWrite, find_writes
+from fusion.facts.cache_write import CacheWrite, find_writes
 from fusion.facts.graph import GraphView
 from fusion.facts.norm import NormFact, find_norms
-from fusion.facts.probe import Survey
 from fusion.facts.parameters import Reason
+from fusion.facts.probe import Survey
 from fusion.facts.rows import Row, read_row
+from fusion.facts.write_map import NotAWrite
 
 
 @dataclass

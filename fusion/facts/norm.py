@@ -201,7 +201,7 @@ def _means(view: GraphView, reduction: ir.Node) -> list[_Mean]:
     """Values that are the mean square."""
     if reduction.op_type == "ReduceMean":
         return [_Mean(reduction.outputs[0], None, ())]
-    totals = [(item, ()) for item in _views(reduction.outputs[0])]
+    totals: list[tuple[ir.Value, tuple[ir.Node, ...]]] = [(item, ()) for item in _views(reduction.outputs[0])]
     if reduction.op_type == "ReduceL2":
         totals = [(node.outputs[0], (node,)) for item, _ in totals for node in _squares_of(view, item)]
     found = [_Mean(total, None, nodes, raw=True) for total, nodes in totals]

@@ -9,7 +9,8 @@ import onnx_ir as ir
 
 from fusion.facts.graph import GraphView
 from fusion.facts.quant import Peeled
-from fusion.facts.symbolic import Source, Sym, Symbolic, tidy
+from fusion.facts.symbolic import Source, Symbolic
+from fusion.facts.terms import Sym, tidy
 from ir_ops.dtypes import Array
 
 
@@ -163,14 +164,14 @@ def linear_parameters(
             continue
         where = _along_axis(view, symbolic, peeled, value, position)
         if where is None:
-            return Reason("quant-form", "QuantizeLinear scale", "one that differs by token", "one for each column", value)
+            return Reason(
+                "quant-form", "QuantizeLinear scale", "one that differs by token", "one for each column", value
+            )
         found.append(Scale(1.0, [(where, divides)]))
     return found[0], found[1]
 
 
-def _along_axis(
-    view: GraphView, symbolic: Symbolic, peeled: Peeled, value: ir.Value, position: Array
-) -> Part | None:
+def _along_axis(view: GraphView, symbolic: Symbolic, peeled: Peeled, value: ir.Value, position: Array) -> Part | None:
     """The elements of a parameter vector that QuantizeLinear applies to each column."""
     shape, inner = symbolic.probe.shape(value), symbolic.probe.shape(peeled.value)
     if shape is None or inner is None or len(shape) > 1:

@@ -118,8 +118,7 @@ class Probe:
         tensor = self.view.tensor(value)
         if tensor is not None:
             array = self.view.structural(value)
-            shape = tuple(int(dim) for dim in tensor.shape)
-            return Known(shape, array)
+            return Known(tuple(tensor.shape.numpy()), array)
         shape_or_none = self.input_shape(value)
         if shape_or_none is None:
             return UNKNOWN
@@ -151,7 +150,9 @@ class Probe:
             return self._pad(node, self._shapes_only(node, operands, taint))
         except OutOfRange as error:
             # position and block tables are indexed by numbers that were chosen for slots: the shape is enough
-            return self._pad(node, [Known(item.shape, None, True, str(error)) for item in self._index_unknown(node, operands, True)])
+            return self._pad(
+                node, [Known(item.shape, None, True, str(error)) for item in self._index_unknown(node, operands, True)]
+            )
         except Unsupported as error:
             try:
                 return self._pad(node, self._shapes_only(node, operands, taint))
@@ -249,9 +250,7 @@ def inputs_behind(view: GraphView, value: ir.Value) -> set[int]:
     return seen & {id(item) for item in view.graph.inputs}
 
 
-def start_sizes(
-    view: GraphView, seed: int, first: ir.Value | None = None, run: int = 0, multiple: int = 1
-) -> Sizes:
+def start_sizes(view: GraphView, seed: int, first: ir.Value | None = None, run: int = 0, multiple: int = 1) -> Sizes:
     """Sizes for every symbolic dim of the graph's inputs.
 
     Dims that only caches have get large sizes. The smallest go to the inputs behind ``first``, so that its tokens fit.

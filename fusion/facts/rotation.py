@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fusion.facts.symbolic import Source, Sym, Symbolic
+from fusion.facts.symbolic import Source, Symbolic
+from fusion.facts.terms import Sym
 from ir_ops.dtypes import Array
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import onnx_ir as ir
 
-from fusion.facts.cache_write import CacheWrite, WrittenView
+from fusion.facts.cache_write import CacheWrite
 from fusion.facts.graph import GraphView, dtype_name
 from fusion.facts.norm import NormFact
 from fusion.facts.parameters import (
@@ -28,7 +27,9 @@ from fusion.facts.parameters import (
 from fusion.facts.quant import NotQuantised, Peeled, peel
 from fusion.facts.rotation import NotARotation, Rotation, read_rotation
 from fusion.facts.semantics import Conflict
-from fusion.facts.symbolic import Sym, Symbolic, Unreadable
+from fusion.facts.symbolic import Symbolic
+from fusion.facts.terms import Sym, Unreadable
+from fusion.facts.written import WrittenView
 from ir_ops.dtypes import Array, by_name
 
 BUDGET = 6

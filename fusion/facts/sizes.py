@@ -30,6 +30,8 @@ class Sizes:
     def __init__(self, seed: int, run: int = 0, multiple: int = 1) -> None:
         small = SMALL_PRIMES[seed % len(SMALL_PRIMES)]
         self._small = (2, run, *(size for size in small if size != run)) if run else small
+        # other sizes for every seed: what is equal under two of them is fixed by the graph
+        self._large = LARGE_PRIMES[seed:] + LARGE_PRIMES[:seed]
         self.run, self.multiple = run, multiple
         self._parent: dict[str, str] = {}
         self._value: dict[str, int] = {}
@@ -41,7 +43,7 @@ class Sizes:
         """Gives a symbol a size of its own; ``large`` for cache dims, which must have room for the tokens."""
         if symbol in self._parent:
             return
-        pool = LARGE_PRIMES if large else self._small + LARGE_PRIMES
+        pool = self._large if large else self._small + self._large
         size = next((prime for prime in pool if prime not in self._taken), None)
         if size is None:
             size = max(self._taken) + 2
@@ -123,9 +125,10 @@ class Sizes:
         return False
 
     def _join(self, symbol: str, other: str) -> None:
-        """One class; the smaller size stays, so that tokens never outgrow slots."""
+        """One class; the smaller size stays, so that tokens never outgrow slots, but a long run stays long."""
         if other not in self._rule:
-            self._value[other] = min(self._value[other], self._value[symbol])
+            sizes = (self._value[other], self._value[symbol])
+            self._value[other] = self.run if self.run in sizes else min(sizes)
         self._parent[symbol] = other
 
     def _depends(self, symbol: str, on: str) -> bool:

@@ -1,4 +1,4 @@
-"""What operators that write caches need from the graph: caches as declared, slot numbers, cos and sin, delivered rows."""
+"""What operators that write caches need from the graph: caches as declared, slots, cos and sin, delivered rows."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def parameter_values(row: Row) -> list[ir.Value]:
 
 
 def delivered_candidates(view: GraphView, row: Row, kind: str) -> list[ir.Value]:
-    """Values of the operator's type that hold all elements of the rows before scale and rounding, the earliest first."""
+    """Values of the operator's type with all elements of the rows before scale and rounding, the earliest first."""
     probe, count = row.write.probes[0].probe, row.write.probes[0].source.size
     parameters = {id(value) for value in parameter_values(row)}
     value: ir.Value | None = row.start
@@ -264,7 +264,6 @@ def _comes_from(view: GraphView, value: ir.Value, parameters: set[int], depth: i
     if node is None or not depth:
         return False
     return all(item is None or _comes_from(view, item, parameters, depth - 1) for item in node.inputs)
-
 
 
 def parameter(emit: Emitter, view: GraphView, scale: Scale | None, what: str) -> ir.Value | None:

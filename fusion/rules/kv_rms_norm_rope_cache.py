@@ -13,15 +13,19 @@ import onnx_ir as ir
 
 from fusion.candidate import Candidate, EmitterFactory, Refused
 from fusion.facts.analysis import Facts
-from fusion.facts.cache_write import CacheWrite, NotAWrite, other_readers, same_numbers
+from fusion.facts.cache_write import CacheWrite
 from fusion.facts.graph import GraphView
 from fusion.facts.norm import NormFact
-from fusion.facts.probe import Probe
 from fusion.facts.parameters import Part, Reason
+from fusion.facts.probe import Probe
 from fusion.facts.rows import Row, read_row, with_heads
+from fusion.facts.same_slots import same_slots
+from fusion.facts.spine import half_written_readers, old_content_readers
 from fusion.facts.symbolic import Symbolic
+from fusion.facts.write_map import NotAWrite
 from fusion.result import Refusal
-from fusion.rules._kv_site import Inputs, build
+from fusion.rules._kv_frame import Inputs
+from fusion.rules._kv_site import build
 from ir_ops.ops import OPS
 
 OP = "KvRmsNormRopeCache"
@@ -32,6 +36,10 @@ MODES = {
     ("BSND", "block"): "PA_BLK_BNSD",
     ("NZ", "block"): "PA_BLK_NZ",
 }
+
+
+_BIAS = ("Add",)
+"""What may stand between a projection and its rows."""
 
 
 class KvRmsNormRopeCacheRule:
@@ -85,11 +93,20 @@ def _unread(facts: Facts, write: CacheWrite, reason: Reason) -> Refusal:
 
 def _alone(facts: Facts, row: Row, any_key: bool) -> Refusal:
     layer = facts.layer(row.write)
+    place = facts.view.place(row.start, layer)
+    fact = f"rows written to {row.write.cache.name}"
+    try:
+        _refuse_aliases(row.write)
+    except Refused as refused:
+        return refused.refusal(facts.view, OP, row.write.out, layer)
+    node = row.x.producer()
+    if row.norm is None and node is not None and node.op_type not in ("MatMul", "Gemm", *_BIAS):
+        found = f"plain rows that {node.op_type} computes: neither normalised nor rotated nor quantised in a known form"
+        wanted = "a norm, a rotation or a projection, then scale, round and clip to int8 in an 8-bit cache"
+        return Refusal("row-plain", place, layer, OP, fact, found, wanted, "")
     kind = "normalised" if row.norm is not None else "plain"
-    wanted = "a cache with rotated rows at the same slots"
     found = f"{kind} rows and no partner" + ("" if any_key else "; no rotated rows in the graph")
-    place = facts.view.place(row.write.out, layer)
-    return Refusal("kv-no-partner", place, layer, OP, f"rows written to {row.write.cache.name}", found, wanted, "")
+    return Refusal("kv-no-partner", place, layer, OP, fact, found, "a cache with rotated rows at the same slots", "")
 
 
 def _partner(facts: Facts, key: Row, values: list[Row]) -> Row:
@@ -105,7 +122,7 @@ def _partner(facts: Facts, key: Row, values: list[Row]) -> Row:
             "kv-no-partner", f"rotated rows in {write.cache.name} have a partner cache",
             f"no cache with {kind} rows", f"a cache with {kind} rows at the same slots", "", write.out,
         )  # fmt: skip
-    same = [row for row in fitting if _same_slots(view, write, row.write)]
+    same = [row for row in fitting if same_slots(view, write, row.write)]
     if not same:
         other = min(fitting, key=lambda row: _distance(facts, key, row)).write
         raise Refused(
@@ -121,11 +138,6 @@ def _partner(facts: Facts, key: Row, values: list[Row]) -> Row:
 
 def _slots_text(write: CacheWrite) -> str:
     return f"{write.slots.value.name} ({write.slots.form}, {write.order})"
-
-
-def _same_slots(view: GraphView, a: CacheWrite, b: CacheWrite) -> bool:
-    alike = (a.slots.form, a.slots.shared, a.slots.start) == (b.slots.form, b.slots.shared, b.slots.start)
-    return alike and a.order == b.order and same_numbers(view, a, b)
 
 
 def _distance(facts: Facts, key: Row, row: Row) -> tuple[bool, bool, bool, int]:
@@ -221,7 +233,7 @@ def _same_heads(view: GraphView, key: Row, value: Row) -> Row:
 
 
 def _refuse_aliases(write: CacheWrite) -> None:
-    readers = other_readers(write)
+    readers = old_content_readers(write.spine)
     if readers:
         node = readers[0]
         raise Refused(
@@ -236,6 +248,12 @@ def _refuse_aliases(write: CacheWrite) -> None:
         raise Refused(
             "alias-second-reader", f"the old content of {write.cache.name} has no other reader",
             "it is a graph output", "only the write", "drop the output", write.cache,
+        )  # fmt: skip
+    for value, node in half_written_readers(write.spine):
+        raise Refused(
+            "alias-second-reader", f"{write.cache.name} is written in place and read in its final form only",
+            f"{value.name} is read by {node.op_type} {node.name or node.outputs[0].name}", "the updated cache",
+            "read the updated cache instead", value,
         )  # fmt: skip
 
 

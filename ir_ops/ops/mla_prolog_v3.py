@@ -234,7 +234,7 @@ NOTES = (
             "`generic` takes any sizes, any page size, float32 and float16 as T, every weight_quant_mode with every "
             "kv_cache_quant_mode, float8 caches with any weights, and an unquantised query with a per-tensor cache.",
             "qc_qr_scale and kc_scale multiply the normed rows, before quantisation.",
-            "A zero row has scale 0 and zeros; where dequant_scale_q_nope is 0, query_rope is 0. NaN becomes 0 in 8 bits.",
+            "A zero row has scale 0 and zeros; where dequant_scale_q_nope is 0, query_rope is 0. NaN is 0 in 8 bits.",
             "kr_cache is quantised from the float32 value. float8 saturates.",
             "quant_scale_ckv [1, Hckv] with equal entries stands for [1] in a per-tensor cache.",
             "In PA_BLK_* a matrix [B, ceil(S/block_size)] may come flattened.",

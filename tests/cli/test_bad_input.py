@@ -117,14 +117,19 @@ def refused(argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
-@pytest.mark.parametrize("command", ["fuse", "explain", "verify"])
+@pytest.mark.parametrize("command", ["fuse", "explain", "verify", "defuse"])
 def test_bad_models(
     make: Callable[[Path], None], command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, out = tmp_path / "in.onnx", tmp_path / "out.onnx"
     make(path)
     out.write_bytes(OLD)
-    argv = {"fuse": [str(path), str(out)], "explain": [str(path)], "verify": [str(path), str(models.demo_graph())]}
+    argv = {
+        "fuse": [str(path), str(out)],
+        "explain": [str(path)],
+        "verify": [str(path), str(models.demo_graph())],
+        "defuse": [str(path), str(out)],
+    }
     line = refused([command, *argv[command]], tmp_path, capsys)
     assert MODELS[make] in line
     assert str(path) in line

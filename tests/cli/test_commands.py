@@ -113,7 +113,7 @@ def test_external_weights_are_shared_beside_the_input_and_copied_when_asked(
 
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", DEMO]) == 0
-    assert f"fused: 1 x {OP}" in capsys.readouterr().out
+    assert f"would be fused: 1 x {OP}" in capsys.readouterr().out
     assert main(["explain", DEMO, "--json", "--layer", "0", "--op", OP]) == 0
     said = json.loads(capsys.readouterr().out)
     (site,) = said["sites"]
@@ -144,6 +144,17 @@ def test_verify_exits_with_3_where_results_differ(
     said = capsys.readouterr().out
     assert "DIFFERS" in said
     assert "NOT equal" in said
+
+
+def test_defuse_turns_a_fused_model_back(fused: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = tmp_path / "plain.onnx"
+    assert main(["defuse", str(fused), str(plain)]) == 0
+    model = onnx.load_model(plain)
+    assert not model.functions
+    assert all(node.domain == "" for node in model.graph.node)
+    assert [item.domain for item in model.opset_import] == [""]
+    assert f"ai.ascend::{OP}" in capsys.readouterr().out
+    assert main(["verify", DEMO, str(plain), "--inputs", RECORD, "--no-kernel"]) == 0
 
 
 def test_run_writes_every_case_under_its_name(fused: Path, tmp_path: Path) -> None:

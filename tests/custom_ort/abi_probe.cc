@@ -124,6 +124,12 @@ void ProbeKernelInfo(const OrtKernelInfo* info) {
   See("KernelInfoGetAttribute_int64", std::to_string(integer));
   See("KernelInfoGetAttribute_string", Attribute(info, "text"));
 
+  int64_t integers[3] = {};
+  size_t length = 0;
+  Require(api.KernelInfoGetAttributeArray_int64(info, "integers", nullptr, &length));
+  Require(api.KernelInfoGetAttributeArray_int64(info, "integers", integers, &length));
+  See("KernelInfoGetAttributeArray_int64", std::to_string(length) + ": " + Text(integers, 3));
+
   size_t count = 0, size = 0;
   Require(api.KernelInfo_GetInputCount(info, &count));
   See("KernelInfo_GetInputCount", std::to_string(count));
@@ -193,7 +199,22 @@ void ProbeContext(OrtKernelContext* context) {
   See("KernelContext_ParallelFor", std::to_string(counter.calls) + " calls, sum " + std::to_string(counter.sum));
 }
 
+void ProbeAttributes(const OrtShapeInferContext* context) {
+  const OrtOpAttr *integer = nullptr, *integers = nullptr, *none = nullptr;
+  Require(api.ShapeInferContext_GetAttribute(context, "integer", &integer));
+  Require(api.ShapeInferContext_GetAttribute(context, "integers", &integers));
+  OrtStatus* status = api.ShapeInferContext_GetAttribute(context, "nonsense", &none);
+  See("ShapeInferContext_GetAttribute", status != nullptr ? "found, and not another" : "finds anything");
+  api.ReleaseStatus(status);
+  int64_t number = 0, numbers[3] = {};
+  size_t bytes = 0;
+  Require(api.ReadOpAttr(integer, int{kvfuse::ort::kAttrInt}, static_cast<void*>(&number), sizeof number, &bytes));
+  Require(api.ReadOpAttr(integers, int{kvfuse::ort::kAttrInts}, static_cast<void*>(numbers), sizeof numbers, &bytes));
+  See("ReadOpAttr", std::to_string(number) + ", " + std::to_string(bytes) + " bytes: " + Text(numbers, 3));
+}
+
 OrtStatus* InferShapes(const OrtCustomOp*, OrtShapeInferContext* context) {
+  ProbeAttributes(context);
   size_t count = 0;
   OrtTensorTypeAndShapeInfo* info = nullptr;
   Require(api.ShapeInferContext_GetInputCount(context, &count));
@@ -204,13 +225,6 @@ OrtStatus* InferShapes(const OrtCustomOp*, OrtShapeInferContext* context) {
   Require(api.GetSymbolicDimensions(info, symbols, size_t{2}));
   Require(api.GetDimensions(info, dims, size_t{2}));
   See("ShapeInferContext_GetInputTypeShape", std::string(symbols[0]) + " " + std::to_string(dims[1]));
-  const OrtOpAttr* attribute = nullptr;
-  OrtStatus* missing = api.ShapeInferContext_GetAttribute(context, "integer", &attribute);
-  int64_t integer = 0;
-  size_t needed = 0;
-  See("ShapeInferContext_GetAttribute", missing == nullptr && attribute != nullptr ? "found" : "missing");
-  Require(api.ReadOpAttr(attribute, int{kvfuse::ort::kAttrInt}, &integer, sizeof integer, &needed));
-  See("ReadOpAttr", std::to_string(integer));
   OrtStatus* status = api.ShapeInferContext_SetOutputTypeShape(context, size_t{0}, info);
   See("ShapeInferContext_SetOutputTypeShape", status == nullptr ? "set" : "refused");
   return status;

@@ -92,7 +92,7 @@ class Sessions:
         self._made: dict[Any, Any] = {}
 
     def get(self, operator: str, types: Mapping[str, str], attrs: Mapping[str, Any]) -> Any:
-        key = (operator, tuple(sorted(types.items())), tuple(sorted(attrs.items())))
+        key = (operator, tuple(sorted(types.items())), repr(sorted(attrs.items())))
         if key not in self._made:
             self._made[key] = session(model(operator, types, attrs), **self.options)
         return self._made[key]

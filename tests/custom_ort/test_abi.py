@@ -22,6 +22,10 @@ from onnx import TensorProto, helper, numpy_helper
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1] / "custom_ort" / "src"
 
+MINOR = int(onnxruntime.__version__.split(".")[1])
+SHAPES_WITH_ABSENT = MINOR >= 24
+"""Older runtimes crash when they infer the shapes of a node with an absent input: there the probe gets all of them."""
+
 SLOTS = {
     "CreateStatus": "made",
     "GetErrorCode": "2",
@@ -41,9 +45,10 @@ SLOTS = {
     "KernelInfoGetAttribute_float": "2.500000",
     "KernelInfoGetAttribute_int64": "-7",
     "KernelInfoGetAttribute_string": "a text",
+    "KernelInfoGetAttributeArray_int64": "3: 4 -5 6",
     "KernelContext_GetInputCount": "3",
     "KernelContext_GetOutputCount": "1",
-    "KernelContext_GetInput": "x-x",
+    "KernelContext_GetInput": "x-x" if SHAPES_WITH_ABSENT else "xxx",
     "KernelContext_GetOutput": "x-",
     "ReleaseStatus": "freed",
     "ReleaseTensorTypeAndShapeInfo": "freed",
@@ -53,10 +58,10 @@ SLOTS = {
     "KernelInfoGetConstantInput_tensor": "--[10 20]",
     "ShapeInferContext_GetInputCount": "3",
     "ShapeInferContext_GetInputTypeShape": "batch 3",
-    "ShapeInferContext_GetAttribute": "found",
-    "ReadOpAttr": "-7",
+    "ShapeInferContext_GetAttribute": "found, and not another",
     "ShapeInferContext_SetOutputTypeShape": "set",
     "SetSymbolicDimensions": "'' 'tokens' ''",
+    "ReadOpAttr": "-7, 24 bytes: 4 -5 6",
     "KernelContext_ParallelFor": "100 calls, sum 4950",
 }
 """What each slot's function must have shown."""
@@ -91,8 +96,8 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def probe_model() -> bytes:
     node = helper.make_node(
-        "AbiProbe", ["x", "", "c"], ["y"], name="the probe", domain="kvfuse.abi_probe",
-        number=2.5, integer=-7, text="a text",
+        "AbiProbe", ["x", "" if SHAPES_WITH_ABSENT else "x", "c"], ["y"], name="the probe", domain="kvfuse.abi_probe",
+        number=2.5, integer=-7, text="a text", integers=[4, -5, 6],
     )  # fmt: skip
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)

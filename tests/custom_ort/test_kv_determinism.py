@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,15 +13,10 @@ from ir_ops.layout import KV_CACHE_MODES
 from ir_ops.ops import OPS
 from tests.custom_ort import one_node
 from tests.custom_ort.calls import NAME, Call, contents, random_call, values
+from tests.custom_ort.compare import assert_same_bits
 from tests.custom_ort.isa import ISAS
 
 ALIASES = {"k_cache": "k_cache_out", "ckv_cache": "ckv_cache_out"}
-
-
-def assert_same_bits(found: Mapping[str, Array], expected: Mapping[str, Array], where: str) -> None:
-    assert found.keys() == expected.keys()
-    for name, array in expected.items():
-        assert np.array_equal(one_node.bits(found[name]), one_node.bits(array)), f"{where}: {name}"
 
 
 def prefill(kind: str, cache: str, rows: int = 700) -> Call:

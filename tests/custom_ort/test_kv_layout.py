@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from ir_ops.dtypes import Array
@@ -62,7 +63,7 @@ def test_addresses(mode: str) -> None:
 
 @pytest.mark.parametrize("separate", [False, True])
 def test_inferred_shapes(separate: bool) -> None:
-    """Known sizes and names of dims go from the inputs to the outputs."""
+    """Known sizes and names of dims go from the inputs to the outputs; runtimes before 1.24 are not asked to infer."""
     shapes: dict[str, Any] = {
         "kv": ["B", 2 if separate else 1, "S", 32 if separate else 96],
         "gamma": [32 if separate else 64],
@@ -77,6 +78,9 @@ def test_inferred_shapes(separate: bool) -> None:
     types = {name: "int64" if name == "index" else "float16" for name in shapes}
     session = one_node.session(one_node.model(NAME, types, {"cache_mode": "PA"}, shapes=shapes))
     found = {output.name: output.shape for output in session.get_outputs()}
+    if int(onnxruntime.__version__.split(".")[1]) < 24:
+        assert all(not found[name] for name in ("k_cache_out", "ckv_cache_out", "k_rope", "c_kv"))
+        return
     assert found == {
         "k_cache_out": shapes["k_cache"],
         "ckv_cache_out": shapes["ckv_cache"],

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-import custom_ort
-from ir_ops.declaration import Violation
-from ir_ops.dtypes import Array, by_name
-from ir_ops.errors import KvfuseError
+from ir_ops.dtypes import Array
 from ir_ops.ops import OPS
 from tests.custom_ort import one_node
 from tests.custom_ort.calls import NAME, Call, contents, values
+from tests.custom_ort.changes import Change, assert_refused, attribute, both, drop, put, resize, retype
 
-Change = Callable[[Call], None]
 ALIASES = {"k_cache": "k_cache_out", "ckv_cache": "ckv_cache_out"}
 
 
@@ -46,37 +42,6 @@ def legal(
     if separate:
         inputs["v"] = values(rng, (batch, heads, tokens, v), "float16")
     return Call(inputs, {"cache_mode": mode, "is_output_kv": True})
-
-
-def put(name: str, array: Any) -> Change:
-    """Replaces an input."""
-
-    def change(call: Call) -> None:
-        old = call.inputs.get(name)
-        call.inputs[name] = np.asarray(array, old.dtype if old is not None else np.float32)
-
-    return change
-
-
-def resize(name: str, *shape: int) -> Change:
-    """Gives an input another shape."""
-    return lambda call: call.inputs.update({name: np.zeros(shape, call.inputs[name].dtype)})
-
-
-def retype(dtype: str, *names: str) -> Change:
-    return lambda call: call.inputs.update({name: call.inputs[name].astype(by_name(dtype).np) for name in names})
-
-
-def drop(*names: str) -> Change:
-    return lambda call: [call.inputs.pop(name) for name in names] and None
-
-
-def attribute(name: str, value: Any) -> Change:
-    return lambda call: call.attrs.update({name: value})
-
-
-def both(*changes: Change) -> Change:
-    return lambda call: [change(call) for change in changes] and None
 
 
 def rope(*shape: int) -> Change:
@@ -153,31 +118,10 @@ CASES: list[tuple[str, str, dict[str, Any], Change]] = [
 ]  # fmt: skip
 
 
-def errors(call: Call) -> list[Violation]:
-    return [found for found in OPS[NAME].check(call.inputs, call.attrs) if found.severity == "error"]
-
-
-def run_in_place(call: Call) -> None:
-    proto = one_node.model(NAME, one_node.types_of(call.inputs), call.attrs)
-    custom_ort.bind(one_node.session(proto), call.inputs, ALIASES).run()
-
-
 @pytest.mark.parametrize(("rule", "what", "options", "change"), CASES, ids=[f"{case[0]} {case[1]}" for case in CASES])
 def test_refused(rule: str, what: str, options: dict[str, Any], change: Change) -> None:
     """The kernel names the same rule in the same words as check(), and the bound caches keep every byte."""
-    call = legal(**options)
-    assert not errors(call)
-    change(call)
-    expected = errors(call)[0]
-    assert expected.id == rule
-    before = {name: one_node.bits(call.inputs[name]).copy() for name in ALIASES}
-    with pytest.raises(KvfuseError) as caught:
-        run_in_place(call)
-    assert f"{rule}: {expected.text}; found " in str(caught.value)
-    assert NAME in str(caught.value)
-    assert "\n" not in str(caught.value)
-    for name, kept in before.items():
-        assert np.array_equal(one_node.bits(call.inputs[name]), kept), name
+    assert_refused(NAME, legal(**options), change, rule, ALIASES)
 
 
 def test_every_generic_rule_has_a_case() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import onnx
 import pytest
@@ -15,6 +17,7 @@ from tests.fusion.zoo.run import run, worst
 OP = "KvRmsNormRopeCache"
 
 
+@cache
 def fused(trap: Trap) -> tuple[onnx.ModelProto, FusionResult]:
     model = trap.preamble(trap.spec).model()
     return model, fusion.fuse(model)

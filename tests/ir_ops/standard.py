@@ -36,9 +36,8 @@ def declare_shapes(
     model: onnx.ModelProto, operator: str, inputs: Mapping[str, Array], attrs: Mapping[str, Any]
 ) -> None:
     """Gives the model's inputs and outputs the shapes of a call, as ``onnx.checker`` wants them."""
-    results = {
-        f"{name}_out" if name in inputs else name: spec for name, spec in inferred(operator, inputs, attrs).items()
-    }
+    specs = inferred(operator, inputs, attrs)
+    results = {entry.onnx_name: specs[entry.name] for entry in OPS[operator].outputs}
     for value in (*model.graph.input, *model.graph.output):
         shape = inputs[value.name].shape if value.name in inputs else results[value.name].shape
         value.type.tensor_type.shape.SetInParent()
@@ -69,7 +68,7 @@ class Sessions:
         """Results by GE output name."""
         types = tuple(sorted(one_node.types_of(inputs).items()))
         ranks = tuple(inputs[name].ndim for name in OPS[operator].needs_rank)
-        key = (operator, types, ranks, tuple(sorted(attrs.items())), opset)
+        key = (operator, types, ranks, repr(sorted(attrs.items())), opset)
         if key not in self._made:
             self._made[key] = session(carrying(operator, inputs, attrs, opset))
         return one_node.results(custom_ort.run(self._made[key], inputs))

@@ -5,20 +5,30 @@ The calls are specs with a real index; the kernel's own refusals are tested in t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ir_ops.declaration import PRODUCTS, Constraint, TensorSpec, Violation
-from ir_ops.dtypes import Array
+from ir_ops.declaration import PRODUCTS, TensorSpec
 from ir_ops.ops import OPS
+from tests.ir_ops.breaches import (
+    Breach,
+    Change,
+    Inputs,
+    assert_all_breached,
+    assert_breach,
+    attr,
+    both,
+    drop,
+    dtype,
+    give,
+    index,
+    shape,
+)
 
 OP = OPS["KvRmsNormRopeCache"]
-Inputs = dict[str, "TensorSpec | Array"]
-Change = Callable[[Inputs, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -71,80 +81,11 @@ BASES = [
 ]  # fmt: skip
 
 
-def shape(name: str, *dims: int) -> Change:
-    """Gives an input another shape."""
-
-    def change(inputs: Inputs, attrs: dict[str, Any]) -> None:
-        inputs[name] = TensorSpec(dtype_of(inputs[name]), dims)
-
-    return change
-
-
-def dtype_of(value: TensorSpec | Array) -> str:
-    return value.dtype if isinstance(value, TensorSpec) else str(value.dtype)
-
-
-def dtype(kind: str, *names: str) -> Change:
-    """Gives inputs another element type."""
-
-    def change(inputs: Inputs, attrs: dict[str, Any]) -> None:
-        for name in names:
-            old = inputs[name]
-            assert isinstance(old, TensorSpec)
-            inputs[name] = TensorSpec(kind, old.shape)
-
-    return change
-
-
-def index(*values: Any) -> Change:
-    return lambda inputs, attrs: inputs.update(index=np.array(values, np.int64))
-
-
-def give(name: str, *dims: int) -> Change:
-    return lambda inputs, attrs: inputs.update({name: TensorSpec("float32", dims)})
-
-
-def drop(name: str) -> Change:
-    return lambda inputs, attrs: inputs.pop(name) and None
-
-
-def attr(name: str, value: Any) -> Change:
-    return lambda inputs, attrs: attrs.update({name: value})
-
-
 def rope(*dims: int) -> Change:
     return both(shape("cos", *dims), shape("sin", *dims))
 
 
-def both(*changes: Change) -> Change:
-    def change(inputs: Inputs, attrs: dict[str, Any]) -> None:
-        for part in changes:
-            part(inputs, attrs)
-
-    return change
-
-
 ALL = ("kv", "gamma", "cos", "sin", "k_cache", "ckv_cache")
-
-
-@dataclass(frozen=True)
-class Breach:
-    """``change`` breaches the constraint with that id and text; ``found`` is how the message says so."""
-
-    id: str
-    text: str
-    base: Base
-    change: Change
-    found: str
-    constraint: Constraint = field(init=False)
-
-    def __post_init__(self) -> None:
-        match = [entry for entry in OP.constraints if entry.id == self.id and entry.text.startswith(self.text)]
-        assert len(match) == 1, f"{self.id} {self.text}"
-        object.__setattr__(self, "constraint", match[0])
-
-    def __str__(self) -> str:
-        return f"{self.id}-{self.found}"
 
 
 BREACHES = [
@@ -219,38 +160,20 @@ BREACHES = [
 ]  # fmt: skip
 
 
-def violations(inputs: Inputs, attrs: dict[str, Any], product: str) -> list[Violation]:
-    return OP.check(inputs, attrs, product)
-
-
 @pytest.mark.parametrize("breach", BREACHES, ids=str)
 def test_breach(breach: Breach) -> None:
     """Found under every product that the constraint binds and no other; the unchanged call does not breach it."""
-    constraint = breach.constraint
-    inputs, attrs = breach.base.call()
-    for product in PRODUCTS:
-        assert (constraint.id, constraint.text) not in {(v.id, v.text) for v in violations(inputs, attrs, product)}
-    breach.change(inputs, attrs)
-    for product in PRODUCTS:
-        found = [v for v in violations(inputs, attrs, product) if (v.id, v.text) == (constraint.id, constraint.text)]
-        assert bool(found) == (product in constraint.products), product
-        if found:
-            assert breach.found in {v.found.split(";")[0] for v in found} or found[0].found == breach.found
-            assert all(
-                (v.severity, v.changes_result) == (constraint.severity, constraint.changes_result) for v in found
-            )
-            assert str(found[0]).startswith(f"{constraint.id}: {constraint.text}; found {found[0].found}, wanted ")
-            assert "\n" not in str(found[0])
+    assert_breach(OP, breach)
 
 
 def test_every_constraint_is_breached_above() -> None:
-    assert {(b.id, b.constraint.text) for b in BREACHES} == {(c.id, c.text) for c in OP.constraints}
+    assert_all_breached(OP, BREACHES)
 
 
 @pytest.mark.parametrize("base", BASES, ids=str)
 def test_legal_under_its_products(base: Base) -> None:
     for product in base.products:
-        assert [v for v in violations(*base.call(), product) if v.severity == "error"] == []
+        assert [v for v in OP.check(*base.call(), product) if v.severity == "error"] == []
 
 
 @pytest.mark.parametrize(
@@ -275,13 +198,13 @@ def test_generic_takes_what_has_a_meaning(what: str, base: Base, change: Change)
     """Limits of products are not limits of the operator."""
     inputs, attrs = base.call()
     change(inputs, attrs)
-    assert violations(inputs, attrs, "generic") == [], what
+    assert OP.check(inputs, attrs, "generic") == [], what
 
 
 def test_violations_come_in_the_order_of_the_contract() -> None:
     inputs, attrs = PLAIN.call()
     both(shape("kv", 2, 2, 3, 576), dtype("float32", "sin"), attr("epsilon", float("nan")))(inputs, attrs)
-    found = [v.id for v in violations(inputs, attrs, "generic")]
+    found = [v.id for v in OP.check(inputs, attrs, "generic")]
     assert found == sorted(found)
     assert {"KV-03", "KV-06", "KV-29"} <= set(found)
 
@@ -293,4 +216,4 @@ def test_empty_tensors_divide_nothing() -> None:
         shape("kv", 0, 1, 0, 576)(inputs, attrs)
         shape("k_cache", 0, 0, 0, 64)(inputs, attrs)
         index()(inputs, attrs)
-        assert "KV-02" in {v.id for v in violations(inputs, attrs, "generic")}
+        assert "KV-02" in {v.id for v in OP.check(inputs, attrs, "generic")}

@@ -18,12 +18,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", metavar="OUT.onnx", help="may be the input itself; replaced only by a complete model")
     console.add_product(parser)
     parser.add_argument("--only", metavar="OP,..", type=console.names, default=(), help="fuse these operators only")
-    parser.add_argument(
-        "--weights",
-        choices=("share", "copy"),
-        default="share",
-        help="external weights: go on using the input's files (default), or copy them beside the output",
-    )
+    console.add_weights(parser)
     parser.add_argument(
         "--strict-slots",
         action="store_true",

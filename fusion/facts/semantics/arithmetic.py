@@ -30,22 +30,21 @@ def _unary(name: str, function: Callable[[Array], Any]) -> None:
 
 def _divide(x: Array, y: Array) -> Array:
     if not _is_int(x):
-        quotient: Array = np.divide(x, y)
-        return quotient
+        return np.asarray(np.divide(x, y))
     if (y == 0).any():
         raise Unsupported("an integer division by zero")
-    return (np.sign(x) * np.sign(y) * (np.abs(x) // np.abs(y))).astype(x.dtype)
+    quotient: Array = np.sign(x) * np.sign(y) * (np.abs(x) // np.abs(y))
+    return quotient.astype(x.dtype)
 
 
-for _name, _function in {
+_BINARY: dict[str, Callable[[Array, Array], Any]] = {
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": _divide, "Equal": np.equal, "Less": np.less,
     "LessOrEqual": np.less_equal, "Greater": np.greater, "GreaterOrEqual": np.greater_equal,
     "And": np.logical_and, "Or": np.logical_or, "Xor": np.logical_xor,
     "BitwiseAnd": np.bitwise_and, "BitwiseOr": np.bitwise_or, "BitwiseXor": np.bitwise_xor,
-}.items():  # fmt: skip
-    _binary(_name, _function)
+}  # fmt: skip
 
-for _name, _function in {
+_UNARY: dict[str, Callable[[Array], Any]] = {
     "Neg": np.negative, "Abs": np.abs, "Sqrt": np.sqrt, "Exp": np.exp, "Log": np.log, "Cos": np.cos, "Sin": np.sin,
     "Tanh": np.tanh, "Floor": np.floor, "Ceil": np.ceil, "Round": np.rint, "Sign": np.sign, "Not": np.logical_not,
     "IsNaN": np.isnan, "IsInf": np.isinf,
@@ -54,15 +53,19 @@ for _name, _function in {
     "Relu": lambda x: np.maximum(x, x.dtype.type(0)),
     "Erf": lambda x: np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype),
     "Softplus": lambda x: np.log1p(np.exp(x)),
-}.items():  # fmt: skip
-    _unary(_name, _function)
+}  # fmt: skip
+
+for _name, _pair in _BINARY.items():
+    _binary(_name, _pair)
+for _name, _single in _UNARY.items():
+    _unary(_name, _single)
 
 
 @elementwise("Pow")
 def pow_(attrs: Attrs, x: Array, y: Array) -> Array:
     if _is_int(x):
         return np.power(x.astype(np.float64), y.astype(np.float64)).astype(x.dtype)
-    return np.power(x, y.astype(x.dtype))
+    return np.asarray(np.power(x, y.astype(x.dtype)))
 
 
 @elementwise("Swish")

@@ -16,10 +16,10 @@ def _first_shape(attrs: Attrs, operands: Operands) -> list[tuple[int, ...]]:
 
 
 def _normalised(x: Array, gamma: Array, epsilon: float, axis: int, wide: bool) -> Array:
-    inner = x.astype(np.float64 if wide else np.float32)
+    inner: Array = x.astype(np.float64 if wide else np.float32)
     axes = tuple(range(axis % x.ndim, x.ndim))
     inner = inner / np.sqrt((inner * inner).mean(axis=axes, keepdims=True) + inner.dtype.type(epsilon))
-    return inner.astype(x.dtype) * gamma
+    return np.asarray(inner.astype(x.dtype) * gamma)
 
 
 @computing("RMSNormalization SimplifiedLayerNormalization", _first_shape)
@@ -53,7 +53,7 @@ def _heads_last(x: Array, heads: int) -> Array:
         return x
     if heads <= 0:
         raise Unsupported("a rank 3 RotaryEmbedding without num_heads")
-    return x.reshape(x.shape[0], x.shape[1], heads, -1).transpose(0, 2, 1, 3)
+    return np.transpose(x.reshape(x.shape[0], x.shape[1], heads, -1), (0, 2, 1, 3))
 
 
 def _per_token(table: Array, positions: Array | None) -> Array:

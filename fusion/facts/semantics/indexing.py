@@ -68,7 +68,7 @@ def scatter_nd(attrs: Attrs, x: Array, index: Array, updates: Array) -> Array:
     for left, right in zip(wanted, updates.shape, strict=True):
         if left != right:
             raise Conflict(left, right)
-    result = x.copy()
+    result: Array = x.copy()
     result[_index_tuple(x, index, 0)] = updates
     return result
 
@@ -83,9 +83,9 @@ def scatter_elements(attrs: Attrs, x: Array, index: Array, updates: Array) -> Ar
     for position, (have, want) in enumerate(zip(x.shape, index.shape, strict=True)):
         if position != axis and want > have:
             raise Conflict(have, want)
-    places = list(np.indices(index.shape, sparse=True))
+    places: list[Array] = list(np.indices(index.shape, sparse=True))
     places[axis] = checked(index, x.shape[axis])
-    result = x.copy()
+    result: Array = x.copy()
     result[tuple(places)] = updates
     return result
 
@@ -106,7 +106,7 @@ def tensor_scatter(attrs: Attrs, x: Array, updates: Array, start: Array | None =
         rows = rows % x.shape[axis]
     elif rows.size and (rows.min() < 0 or rows.max() >= x.shape[axis]):
         raise OutOfRange("TensorScatter past the end of the cache")
-    result = x.copy()
+    result: Array = x.copy()
     for batch in range(x.shape[0]):
         moved = np.moveaxis(result[batch], axis - 1, 0)
         moved[rows[batch]] = np.moveaxis(updates[batch], axis - 1, 0)

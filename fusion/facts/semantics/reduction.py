@@ -36,12 +36,14 @@ def _reduction(name: str, function: Callable[..., Any]) -> None:
         return np.asarray(result).astype(x.dtype)
 
 
-for _name, _function in {
+_REDUCTIONS: dict[str, Callable[..., Any]] = {
     "ReduceSum": np.sum, "ReduceMean": np.mean, "ReduceMax": np.max, "ReduceMin": np.min, "ReduceProd": np.prod,
     "ReduceSumSquare": lambda x, **kw: np.sum(x * x, **kw),
     "ReduceL2": lambda x, **kw: np.sqrt(np.sum(x * x, **kw)),
     "ReduceL1": lambda x, **kw: np.sum(np.abs(x), **kw),
-}.items():  # fmt: skip
+}  # fmt: skip
+
+for _name, _function in _REDUCTIONS.items():
     _reduction(_name, _function)
 
 

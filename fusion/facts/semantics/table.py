@@ -15,7 +15,8 @@ Operands = Sequence["Array | None"]
 class Conflict(Exception):
     """Two sizes that the operator wants equal are not: the graph says something about its symbolic dims.
 
-    ``left`` and ``right`` are the numbers that should agree (``divides``: the second should divide the first), ``place`` is the node, once an evaluation knows it.
+    ``left`` and ``right`` are the numbers that should agree (``divides``: the second should divide the first),
+    ``place`` is the node, once an evaluation knows it.
     """
 
     place: object = None

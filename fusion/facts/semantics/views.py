@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from fusion.facts.semantics.table import (
@@ -64,7 +65,7 @@ def flatten(attrs: Attrs, x: Array) -> Array:
 
 @movement("Transpose", (0,))
 def transpose(attrs: Attrs, x: Array) -> Array:
-    return x.transpose(attrs.get("perm", tuple(reversed(range(x.ndim)))))
+    return np.transpose(x, attrs.get("perm"))
 
 
 @movement("Squeeze", (0,))
@@ -180,9 +181,7 @@ def _cast(attrs: Attrs, operands: Operands) -> tuple[Array, ...]:
     if attrs.get("@wide") and target.is_float and not target.is_8bit_float:
         return (x.astype(np.float64),)
     if target.is_8bit_float and attrs.get("saturate", 1):
-        import ml_dtypes
-
-        limit = float(ml_dtypes.finfo(target.np).max)
+        limit = float(ml_dtypes.finfo(target.np).max)  # type: ignore[no-untyped-call]
         return (np.clip(x.astype(np.float64), -limit, limit).astype(target.np),)
     with np.errstate(all="ignore"):
         return (x.astype(target.np),)

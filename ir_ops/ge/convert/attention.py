@@ -12,7 +12,8 @@ import numpy as np
 
 from ir_ops.ge.convert.call import FLOATS, NodeCall
 from ir_ops.ge.convert.matmul import product
-from ir_ops.ge.convert.registry import MICROSOFT, Result, Unsupported, converts, refuses
+from ir_ops.ge.convert.registry import MICROSOFT, Result, converts, refuses
+from ir_ops.ge.convert.unsupported import Unsupported
 from ir_ops.ge.tensor import Tensor
 
 refuses(

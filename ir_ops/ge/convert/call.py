@@ -12,7 +12,7 @@ from ir_ops.dtypes import Array, DType, by_name
 from ir_ops.ge.attrs import make_attr
 from ir_ops.ge.builder import GraphBuilder
 from ir_ops.ge.convert.operand import Operand
-from ir_ops.ge.convert.registry import Unsupported
+from ir_ops.ge.convert.unsupported import Unsupported
 from ir_ops.ge.infer.call import Known
 from ir_ops.ge.model import Attr, Shape
 from ir_ops.ge.tensor import Outputs, Tensor, TensorLike
@@ -139,10 +139,15 @@ class NodeCall:
         sizes = [dim if isinstance(dim, int) else (dim[0].shape or ())[dim[1]] for dim in dims]
         if sizes.count(-1) <= 1:
             return self.emit("Reshape", {"x": x, "shape": self.vector(sizes)}, part=part)
+        return self.emit("Reshape", {"x": x, "shape": self.dims(dims, part)}, part=part)
+
+    def dims(self, dims: Sequence[int | tuple[Tensor, int]], part: str = "") -> Tensor:
+        """A shape as an int64 vector, made at run time; its dims are given as to :meth:`reshape`."""
+        sizes = [dim if isinstance(dim, int) else (dim[0].shape or ())[dim[1]] for dim in dims]
         parts = [self._dim(dim, size, f"{part}_dim{i}") for i, (dim, size) in enumerate(zip(dims, sizes, strict=True))]
         target = self.emit("ConcatD", {"x": parts}, {"concat_dim": 0}, f"{part}_target")
         known = np.asarray([None if size < 0 else size for size in sizes], dtype=object)
-        return self.emit("Reshape", {"x": x, "shape": replace(target, known=known)}, part=part)
+        return replace(target, known=known)
 
     def _dim(self, dim: int | tuple[Tensor, int], size: int, part: str) -> Tensor:
         """One dim as an int64 vector of length 1, read at run time where it is not known."""

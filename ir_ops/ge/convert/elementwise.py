@@ -6,7 +6,8 @@ import numpy as np
 
 from ir_ops.dtypes import by_onnx
 from ir_ops.ge.convert.call import NodeCall
-from ir_ops.ge.convert.registry import Result, Unsupported, converts
+from ir_ops.ge.convert.registry import Result, converts
+from ir_ops.ge.convert.unsupported import Unsupported
 from ir_ops.ge.tensor import Tensor
 
 _SAME = {"Add": "Add", "Sub": "Sub", "Mul": "Mul"}

@@ -18,7 +18,8 @@ from ir_ops.ge.convert.call import NodeCall
 from ir_ops.ge.convert.fold import fold, folded_dtype, nonneg_outputs
 from ir_ops.ge.convert.load import attributes, opset, plain_domain
 from ir_ops.ge.convert.operand import Operand, settle
-from ir_ops.ge.convert.registry import Converter, Unsupported, find_converter
+from ir_ops.ge.convert.registry import Converter, find_converter
+from ir_ops.ge.convert.unsupported import Unsupported
 from ir_ops.ge.convert.weights import WeightPlan
 from ir_ops.ge.infer.call import Known
 from ir_ops.ge.model import Model, Shape, TensorType

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ir_ops.declaration import Operator
+import numpy as np
+
+from ir_ops.declaration import Input, Operator, TensorSpec, Undecided, Violation
+from ir_ops.dtypes import by_name
 from ir_ops.ge.convert.call import NodeCall
-from ir_ops.ge.convert.registry import Convert, Result, Unsupported, converts
+from ir_ops.ge.convert.registry import Convert, Result, converts
+from ir_ops.ge.convert.unsupported import Unsupported
 from ir_ops.ge.infer.fused import to_spec
 from ir_ops.ge.prototypes import find
 from ir_ops.ops import DOMAIN, OPS
 
 
-def _attrs(operator: Operator, n: NodeCall) -> dict[str, Any]:
+def _attrs(operator: Operator, n: NodeCall, specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
     """The node's attributes in GE's types; what only ONNX knows must have its default."""
     values = operator.with_defaults(n.attrs)
+    try:
+        values = operator.ge_attrs(specs, values)
+    except Undecided as unknown:
+        found = f"sizes in {unknown} that are not known before the run"
+        raise Unsupported(found, "give the input shapes (input_shapes)") from None
     for attr in operator.attrs:
         if attr.onnx_only and values.get(attr.name) != attr.default:
             raise Unsupported(f"{attr.name}={values[attr.name]}, which GE does not have", f"{attr.name}={attr.default}")
@@ -29,18 +39,37 @@ def _ref_input(n: NodeCall, index: int, part: str) -> Any:
     return n.emit("TensorMove", {"x": n.x(index)}, part=part)
 
 
+def _supplied(n: NodeCall, entry: Input, like: int, spec: TensorSpec) -> Any:
+    """A buffer that GE requires and the node left out: its first dim is that of input ``like``."""
+    sizes = [-1 if size is None else size for size in spec.shape or ()]
+    dtype = by_name(spec.dtype)
+    if -1 not in sizes:
+        dims: Any = n.vector(sizes)
+    else:
+        dims = n.dims([(n.x(like), 0), *sizes[1:]], f"{entry.name}_dims")
+    return n.emit("Fill", {"dims": dims, "value": np.zeros((), dtype.np)}, part=f"{entry.name}_buffer")
+
+
+def _refuse(violations: Iterable[Violation], nearest: str) -> None:
+    for violation in violations:
+        if violation.severity == "error":
+            raise Unsupported(str(violation), nearest)
+
+
 def _converter(operator: Operator) -> Convert:
     def convert(n: NodeCall) -> Result:
         present = {entry.name: i for i, entry in enumerate(operator.inputs) if n.has(i)}
         specs = {name: to_spec(n.arg(i).type) for name, i in present.items()}
-        for violation in operator.check(specs, n.attrs, n.product):
-            if violation.severity == "error":
-                raise Unsupported(
-                    str(violation), f"product generic instead of {n.product}" if n.product != "generic" else ""
-                )
+        _refuse(operator.check(specs, n.attrs), "")
+        attrs = _attrs(operator, n, specs)
+        _refuse(operator.check(specs, attrs, n.product), f"product generic instead of {n.product}")
         refs = {entry.name for entry in operator.inputs if entry.ref is not None}
         inputs = {name: _ref_input(n, i, f"{name}_copy") if name in refs else n.x(i) for name, i in present.items()}
-        return n.emit_all(operator.name, inputs, _attrs(operator, n))
+        for entry in operator.inputs:
+            if entry.supplied and entry.name not in inputs:
+                buffer = _supplied(n, entry, present[entry.supplied], operator.infer(specs, attrs)[entry.name])
+                inputs[entry.name] = n.emit("TensorMove", {"x": buffer}, part=entry.name)
+        return n.emit_all(operator.name, inputs, attrs)
 
     return convert
 

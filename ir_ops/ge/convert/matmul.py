@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from ir_ops.ge.convert.call import NodeCall
-from ir_ops.ge.convert.registry import Result, Unsupported, converts
+from ir_ops.ge.convert.registry import Result, converts
+from ir_ops.ge.convert.unsupported import Unsupported
 from ir_ops.ge.tensor import Tensor
 
 

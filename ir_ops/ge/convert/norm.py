@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ir_ops.ge.convert.call import FLOATS, NodeCall
-from ir_ops.ge.convert.registry import MICROSOFT, Result, Unsupported, converts
+from ir_ops.ge.convert.registry import MICROSOFT, Result, converts
+from ir_ops.ge.convert.unsupported import Unsupported
 from ir_ops.ge.tensor import Tensor
 
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from ir_ops.dtypes import Array, DType, by_name
 from ir_ops.ge.convert.call import FLOATS, NodeCall
-from ir_ops.ge.convert.registry import Result, Unsupported, converts
+from ir_ops.ge.convert.registry import Result, converts
+from ir_ops.ge.convert.unsupported import Unsupported
 from ir_ops.ge.tensor import Tensor
 from ir_ops.ge.validator.semantics import ONNX_SCALE_ATTR
 

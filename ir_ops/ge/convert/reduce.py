@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ir_ops.ge.convert.call import NodeCall
-from ir_ops.ge.convert.registry import Result, Unsupported, converts
+from ir_ops.ge.convert.registry import Result, converts
+from ir_ops.ge.convert.unsupported import Unsupported
 
 
 @converts(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ir_ops.ge.convert.unsupported import Unsupported
 from ir_ops.ge.tensor import Outputs, Tensor
 
 if TYPE_CHECKING:
@@ -47,14 +48,6 @@ class Converter:
     support: tuple[Support, ...]
     run: Convert
     family: str
-
-
-class Unsupported(Exception):
-    """A node that cannot be converted; ``nearest`` names what could be used instead."""
-
-    def __init__(self, reason: str, nearest: str = "") -> None:
-        super().__init__(reason)
-        self.reason, self.nearest = reason, nearest
 
 
 _CONVERTERS: dict[tuple[str, str], list[Converter]] = {}

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from ir_ops.ge.convert.call import NodeCall
-from ir_ops.ge.convert.registry import Result, Unsupported, converts
+from ir_ops.ge.convert.registry import Result, converts
+from ir_ops.ge.convert.unsupported import Unsupported
 from ir_ops.ge.tensor import Tensor
 
 _INT64_MAX = 2**63 - 1

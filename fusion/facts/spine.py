@@ -1,0 +1,140 @@
+"""The way of a cache through the graph: the movement nodes between a cache input and the output that carries it on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fusion.facts.graph import GraphView, dtype_name, uses
+from fusion.facts.semantics import lookup
+
+
+@dataclass(frozen=True)
+class Spine:
+    """A cache on its way.
+
+    Attributes:
+        cache: the graph input that holds the old content.
+        out: the graph output that carries it on.
+        nodes: nodes between the two that depend on the cache by movement, in graph order.
+    """
+
+    cache: ir.Value
+    out: ir.Value
+    nodes: tuple[ir.Node, ...]
+
+    @property
+    def index_operands(self) -> list[ir.Value]:
+        """What the nodes are told beside data: shapes, axes, indices, conditions."""
+        found: dict[int, ir.Value] = {}
+        for node in self.nodes:
+            data = {id(item) for item in data_operands(node)}
+            for item in node.inputs:
+                if item is not None and id(item) not in data:
+                    found[id(item)] = item
+        return list(found.values())
+
+
+def find_spines(view: GraphView) -> list[Spine]:
+    """All outputs that carry a float or 8-bit graph input on through movement, with something written on the way."""
+    found = []
+    for out in view.graph.outputs:
+        cache = _cache_behind(out)
+        if cache is not None:
+            spine = Spine(cache, out, _nodes_between(view, cache, out))
+            if _is_cache(spine):
+                found.append(spine)
+    return found
+
+
+def _cache_behind(out: ir.Value) -> ir.Value | None:
+    """The graph input whose elements an output carries on, None when it carries none through an operator."""
+    pending, seen = [out], {id(out)}
+    while pending:
+        value = pending.pop()
+        node = value.producer()
+        if node is None:
+            if value is not out and value.is_graph_input() and _is_cache_type(value):
+                return value
+            continue
+        for operand in _carrying_operands(node):
+            if id(operand) not in seen:
+                seen.add(id(operand))
+                pending.insert(0, operand)
+    return None
+
+
+def _is_cache_type(value: ir.Value) -> bool:
+    name = dtype_name(value)
+    rank = len(value.shape) if value.shape is not None else 0
+    return rank >= 3 and (name.startswith(("float", "bfloat")) or name in ("int8", "uint8"))
+
+
+def _carrying_operands(node: ir.Node) -> list[ir.Value]:
+    """Operands through which a node may carry a cache on; of scatters the destination only."""
+    operands = data_operands(node)
+    definition = lookup(node.domain, node.op_type)
+    every = definition is not None and (definition.moves == (-1,) or node.op_type == "Where")
+    return operands if every else [item for item in operands if item is node.inputs[0]][:1]
+
+
+def data_operands(node: ir.Node) -> list[ir.Value]:
+    """Operands whose elements a node moves, none for a node that computes."""
+    definition = lookup(node.domain, node.op_type)
+    if definition is None or definition.moves is None or node.domain not in ("", "ai.onnx"):
+        return []
+    places = range(len(node.inputs)) if definition.moves == (-1,) else definition.moves
+    return [item for place in places if place < len(node.inputs) and (item := node.inputs[place]) is not None]
+
+
+def _nodes_between(view: GraphView, cache: ir.Value, out: ir.Value) -> tuple[ir.Node, ...]:
+    depends: dict[int, bool] = {id(cache): True}
+    stack = [out]
+    nodes: dict[int, ir.Node] = {}
+    while stack:
+        value = stack[-1]
+        if id(value) in depends:
+            stack.pop()
+            continue
+        node = value.producer()
+        operands = [] if node is None else data_operands(node)
+        missing = [item for item in operands if id(item) not in depends]
+        if missing:
+            stack.extend(missing)
+            continue
+        stack.pop()
+        depends[id(value)] = any(depends[id(item)] for item in operands)
+        if depends[id(value)] and node is not None:
+            nodes[id(node)] = node
+    return tuple(sorted(nodes.values(), key=view.order))
+
+
+def _is_cache(spine: Spine) -> bool:
+    """Whether something is written on the way, or nothing else is done with the input: a write that got lost."""
+    carried = {id(spine.cache)} | {id(value) for node in spine.nodes for value in node.outputs}
+    if any(id(item) not in carried for node in spine.nodes for item in data_operands(node)):
+        return True
+    inside = {id(node) for node in spine.nodes}
+    return all(id(node) in inside for node, _ in uses(spine.cache))
+
+
+def old_content_readers(spine: Spine) -> list[ir.Node]:
+    """Nodes outside the spine that read the old content; asking for its shape is no reading."""
+    return [node for _, node in _outside_readers(spine, [spine.cache])]
+
+
+def half_written_readers(spine: Spine) -> list[tuple[ir.Value, ir.Node]]:
+    """Readers outside the spine of the cache while it is being written: neither the old content nor the final one."""
+    values = [value for node in spine.nodes for value in node.outputs if value is not spine.out]
+    return _outside_readers(spine, values)
+
+
+def _outside_readers(spine: Spine, values: list[ir.Value]) -> list[tuple[ir.Value, ir.Node]]:
+    inside = {id(node) for node in spine.nodes}
+    return [
+        (value, node)
+        for value in values
+        for node, _ in uses(value)
+        if id(node) not in inside and node.op_type not in ("Shape", "Size")
+    ]

@@ -1,0 +1,48 @@
+"""Shapes of inner values: others may ask for them, and must not keep what is fused alive for it."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from fusion.rules import _cache_op as common
+from fusion.rules._kv_frame import Frame
+
+Pairs = list[tuple[ir.Value, ir.Value]]
+
+
+def stand_ins(frame: Frame) -> Pairs:
+    """Values of the region whose shape is asked for, and a source of the same shape to ask instead."""
+    found = []
+    sources = [frame.key_columns.value, frame.value_columns.value, frame.cos.value]
+    for value in _measured(frame):
+        for source in sources:
+            pairs = [(probe.shape(value), probe.shape(source)) for probe in frame.own_probes()]
+            if all(own is not None and own == other for own, other in pairs):
+                found.append((value, source))
+                break
+    return found
+
+
+def told_shapes(frame: Frame, known: Pairs) -> Pairs:
+    """Results of Shape on the other such values, and the same vectors put together from dims of graph inputs."""
+    covered = {id(value) for value, _ in known}
+    told = []
+    for value in _measured(frame):
+        shapes = [probe.shape(value) for probe in frame.own_probes()]
+        if id(value) in covered or any(shape is None for shape in shapes):
+            continue
+        sizes = [list(axis) for axis in zip(*(shape for shape in shapes if shape is not None), strict=True)]
+        inputs = list(frame.view.graph.inputs)
+        for use in value.uses():
+            attrs = frame.view.attrs(use.node)
+            part = sizes[attrs.get("start", 0) : attrs.get("end")]
+            dims = [common.dim_like(frame.emit, frame.own_probes(), axis, inputs, "shape") for axis in part]
+            if use.node.op_type == "Shape" and dims and all(dim is not None for dim in dims):
+                told.append((use.node.outputs[0], frame.emit.shape_vector([d for d in dims if d is not None], "shape")))
+    return told
+
+
+def _measured(frame: Frame) -> list[ir.Value]:
+    """Values of the region that some Shape reads."""
+    values = [value for node in frame.region for value in node.outputs]
+    return [value for value in values if any(use.node.op_type == "Shape" for use in value.uses())]
