@@ -21,9 +21,12 @@ bool HasAvx512() {
 bool HasAvx512Bf16() {
   return HasAvx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
 }
+bool HasAmx() {
+  return HasAvx512Bf16() && __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-int8") && AskForTiles();
+}
 #else
 bool Never() { return false; }
-constexpr auto HasAvx2 = Never, HasAvx512 = Never, HasAvx512Bf16 = Never;
+constexpr auto HasAvx2 = Never, HasAvx512 = Never, HasAvx512Bf16 = Never, HasAmx = Never;
 #endif
 
 }  // namespace
@@ -34,6 +37,7 @@ const std::vector<Isa>& Isas() {
       {"avx2", Avx2RowKernels(), Avx2GemmKernels(), HasAvx2},
       {"avx512", Avx512RowKernels(), Avx512GemmKernels(), HasAvx512},
       {"avx512bf16", Avx512Bf16RowKernels(), Avx512Bf16GemmKernels(), HasAvx512Bf16},
+      {"amx", Avx512Bf16RowKernels(), AmxGemmKernels(), HasAmx},
   };
   return isas;
 }

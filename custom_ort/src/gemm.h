@@ -40,6 +40,10 @@ const GemmKernels* PortableGemmKernels();
 const GemmKernels* Avx2GemmKernels();
 const GemmKernels* Avx512GemmKernels();
 const GemmKernels* Avx512Bf16GemmKernels();
+const GemmKernels* AmxGemmKernels();
+
+// Asks the system for AMX tiles, once for the process: whether they may be used.
+bool AskForTiles();
 
 // Where a weight lies: `groups` matrices [depth, columns] in one tensor, elements of a row contiguous.
 struct WeightSource {
