@@ -240,6 +240,8 @@ NOTES = (
             "In PA_BLK_* a matrix [B, ceil(S/block_size)] may come flattened.",
             "Only -1 skips; other negative indices are refused. query and query_rope are computed for skipped tokens.",
             "Outputs that a mode does not have are empty, shape [0].",
+            "ONNX Runtime before 1.24 takes the query for a plain one whatever the mode: it refuses models with a "
+            "quantised query when they are loaded.",
             "weight_quant_mode 4 follows the newest interface: as 2, with float8_e4m3fn in place of int8.",
         ),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnxruntime
 
 from ir_ops.dtypes import Array, by_name, by_numpy
 from ir_ops.layout import MLA_CACHE_MODES, nz_block
@@ -16,6 +17,8 @@ ALIASES = {"kv_cache": "kv_cache_out", "kr_cache": "kr_cache_out"}
 WEIGHTS = ("weight_dq", "weight_uq_qr", "weight_uk", "weight_dkv_kr")
 FLOATS = ("float32", "float16", "bfloat16")
 E4M3 = "float8_e4m3fn"
+QUERY_TYPES = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2]) >= (1, 24)
+"""Whether the runtime lets the operator say the element type of a quantised query."""
 
 
 def scales(rng: np.random.Generator, shape: tuple[int, ...], middle: float) -> Array:
@@ -169,7 +172,7 @@ def random_call(rng: np.random.Generator, **fixed: Any) -> Call:
         "cache_mode": draw.mode.name,
         "weight_quant_mode": draw.weights,
         "kv_cache_quant_mode": draw.cache,
-        "query_quant_mode": int(draw.cache == 1 and draw.pick("query", 0, 1)),
+        "query_quant_mode": int(draw.cache == 1 and draw.pick("query", 0, 1) and QUERY_TYPES),
         "query_norm_flag": bool(rng.integers(2)),
         "ckvkr_repo_mode": int(draw.cache == 3),
         "quant_scale_repo_mode": int(draw.cache == 3),

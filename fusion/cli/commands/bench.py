@@ -9,8 +9,9 @@ HELP = "measure the kernels here: against exporter graphs, and decode against ca
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
-    parser.add_argument("names", metavar="NAME", nargs="*", help="which measurements (default: all): decode, kernels")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="which measurements: decode, kernels (default), mla")
     parser.add_argument("--quick", action="store_true", help="a fraction of the time, rougher figures")
+    parser.add_argument("--small", action="store_true", help="mla: a layer of a fortieth of DeepSeek-V3's size")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the kernels (default 1)")
 
 
@@ -18,6 +19,6 @@ def run(args: argparse.Namespace) -> int:
     """Measures and prints tables."""
     import benchmarks
 
-    options = ["--quick"] if args.quick else []
+    options = [f"--{name}" for name in ("quick", "small") if getattr(args, name)]
     options += ["--threads", str(args.threads)] if args.threads is not None else []
     return benchmarks.main([*args.names, *options])
