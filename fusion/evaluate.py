@@ -15,6 +15,9 @@ from ir_ops.dtypes import Array, by_name, by_onnx
 from ir_ops.numeric import NumpyNumeric
 from ir_ops.ops import DOMAIN, OPS
 
+MAX_RANK = 8
+"""Elements of the longest constant that is taken for a shape."""
+
 
 class WideNumeric(NumpyNumeric):
     """The numpy backend with float64 in place of every float type but the 8-bit ones.
@@ -97,7 +100,7 @@ class Evaluation:
     def _leaf(self, value: ir.Value) -> Array | None:
         tensor = self.view.tensor(value) if value.const_value is None else value.const_value
         if tensor is not None:
-            return self._typed(np.asarray(tensor.numpy()))
+            return self._typed(self._at_trial_size(value, np.asarray(tensor.numpy())))
         node = value.producer()
         if node is None or node.graph is None or id(value) in self.probe.overrides:
             return None
@@ -105,6 +108,12 @@ class Evaluation:
         if known.array is not None and not known.taint:
             return self._typed(known.array)
         return None
+
+    def _at_trial_size(self, value: ir.Value, array: Array) -> Array:
+        """A constant of the graph as the probe reads it; in a new one, shapes may name the sizes that it shrinks."""
+        is_new_shape = value.producer() is None and not value.is_initializer() and array.size <= MAX_RANK
+        shrinks = id(value) in self.view.shrunk or is_new_shape
+        return self.probe.sizes.shrunk.array(array) if shrinks else array
 
     def _typed(self, array: Array) -> Array:
         if self.wide and array.dtype.kind in "fV" and array.dtype.itemsize > 1:

@@ -44,7 +44,7 @@ class Prover:
     def __init__(self, view: GraphView) -> None:
         self.view = view
         self._done: dict[str, tuple[Proof, str, dict[str, TensorSpec]]] = {}
-        self._shapes: list[list[tuple[int, ...] | None]] = []
+        self._shapes: list[tuple[Probe, list[tuple[int, ...] | None]]] = []
 
     def prove(self, candidate: Candidate) -> tuple[Proof, dict[str, TensorSpec]]:
         """The proof of a candidate, and what the fused node's inputs look like: dims that vary are None.
@@ -66,9 +66,9 @@ class Prover:
         """Input specs of the fused node from the evaluated trial sizes."""
         specs: dict[str, TensorSpec] = {}
         for place, (entry, operand) in enumerate(zip(OPS[candidate.op].inputs, candidate.node.inputs, strict=False)):
-            shapes = [shape for case in self._shapes if (shape := case[place]) is not None]
+            shapes = [(probe, shape) for probe, case in self._shapes if (shape := case[place]) is not None]
             if operand is not None and shapes:
-                dims = tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True))
+                dims = _dims([probe for probe, _ in shapes], [shape for _, shape in shapes])
                 specs[entry.name] = TensorSpec(dtype_name(operand) or dtype_name(candidate.node.inputs[0]), dims)
         return specs
 
@@ -76,7 +76,7 @@ class Prover:
         worst, own_worst, cases = 0.0, 0.0, 0
         own = dtype_name(candidate.node.inputs[0])
         try:
-            for probe, feeds in _cases(candidate):
+            for probe, feeds in (*_cases(candidate), *self._fresh_case(candidate)):
                 worst = max(worst, self._compare(candidate, probe, feeds, wide=True))
                 own_worst = max(own_worst, self._compare(candidate, probe, feeds, wide=False))
                 cases += 1
@@ -86,6 +86,21 @@ class Prover:
             raise Disproved("the match cannot be evaluated", where=candidate.place, found=str(error)) from None
         text = f"in {own} at most {own_worst:.2g} of the largest value apart"
         return Proof(cases, worst, WIDE_BOUND, "float64", None, text)
+
+    def _fresh_case(self, candidate: Candidate) -> list[tuple[Probe, dict[int, Array]]]:
+        """A case at sizes that no fact was read under; none where the graph itself does not run at them."""
+        probe = candidate.fresh
+        if probe is None:
+            return []
+        try:
+            feeds = _feeds(candidate, probe, np.random.default_rng(9), "random")
+            given = {id(value): typed(feeds[id(value)], value, True) for value in candidate.feeds}
+            old = Evaluation(self.view, probe, given, True)
+            for before, _ in candidate.replaced:
+                old.value(before)
+        except (Unsupported, OutOfRange, Conflict, ValueError, IndexError):
+            return []
+        return [(probe, feeds)]
 
     def _compare(self, candidate: Candidate, probe: Probe, feeds: dict[int, Array], wide: bool) -> float:
         given = {id(value): typed(feeds[id(value)], value, wide) for value in candidate.feeds}
@@ -102,8 +117,22 @@ class Prover:
                     wanted=str(list(left.shape)),
                 )
             worst = max(worst, _difference(candidate, before, left, right, wide))
-        self._shapes.append([None if item is None else new.value(item).shape for item in candidate.node.inputs])
+        shapes = [None if item is None else new.value(item).shape for item in candidate.node.inputs]
+        self._shapes.append((probe, shapes))
         return worst
+
+
+def _dims(probes: list[Probe], shapes: list[tuple[int, ...]]) -> tuple[int | None, ...]:
+    """Dims that all trials agree on, and those that are small in place of one large size; None for others."""
+    found: list[int | None] = []
+    for sizes in zip(*shapes, strict=True):
+        large = [size for size, _ in probes[0].sizes.shrunk.sizes if _stands_for(probes, sizes, size)]
+        found.append(sizes[0] if len(set(sizes)) == 1 else large[0] if large else None)
+    return tuple(found)
+
+
+def _stands_for(probes: list[Probe], sizes: tuple[int, ...], large: int) -> bool:
+    return all(probe.sizes.shrunk.dim(large) == size for probe, size in zip(probes, sizes, strict=True))
 
 
 def _difference(candidate: Candidate, value: ir.Value, left: Array, right: Array, wide: bool) -> float:
@@ -143,7 +172,11 @@ def _cases(candidate: Candidate) -> Iterator[tuple[Probe, dict[int, Array]]]:
     for number, probe in enumerate(candidate.probes):
         for style in ("random", "edge") if number == 0 else ("random",):
             rng = np.random.default_rng([number, len(style)])
-            yield probe, {id(value): _feed(value, probe, rng, style) for value in candidate.feeds}
+            yield probe, _feeds(candidate, probe, rng, style)
+
+
+def _feeds(candidate: Candidate, probe: Probe, rng: np.random.Generator, style: str) -> dict[int, Array]:
+    return {id(value): _feed(value, probe, rng, style) for value in candidate.feeds}
 
 
 def _feed(value: ir.Value, probe: Probe, rng: np.random.Generator, style: str) -> Array:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from fusion.candidate import Refused
-from fusion.facts.graph import GraphView, dtype_name, uses
+from fusion.facts.graph import GraphView, content_readers, dtype_name
 from fusion.facts.semantics import lookup
 
 
@@ -94,7 +94,6 @@ def delivered_outside(
 def _outside_reader(view: GraphView, value: ir.Value, inside: set[int]) -> str:
     if id(value) in view.outputs:
         return "a graph output"
-    for reader, _ in uses(value):
-        if id(reader) not in inside and reader.op_type not in ("Shape", "Size"):
-            return f"read by {reader.op_type} {reader.name or reader.outputs[0].name}"
+    for reader in content_readers(value, inside):
+        return f"read by {reader.op_type} {reader.name or reader.outputs[0].name}"
     return ""

@@ -85,7 +85,9 @@ def _ports(operator: Operator) -> list[str]:
     types = [entry.type for entry in operator.inputs]  # where an output's element type is to be seen
     for output in operator.outputs:
         like = types.index(output.type) if output.type in types else -1
-        lines.append(f"    {{{_text(output.name)}, {refs.get(output.name, -1)}, {like}}},")
+        kinds = operator.onnx_types(output.type)
+        only = f", {by_name(kinds[0]).onnx}" if like < 0 and len(kinds) == 1 else ""
+        lines.append(f"    {{{_text(output.name)}, {refs.get(output.name, -1)}, {like}{only}}},")
     return [*lines, "};", ""]
 
 
@@ -98,6 +100,8 @@ def _attrs(attrs: Sequence[Attr]) -> list[str]:
             name = _camel(attr.name)
             lines.append(f"enum {name} : int {{ {', '.join(f'k{name}_{value}' for value in attr.allowed)} }};")
             lines.append(f"inline constexpr const char* k{name}Values[] = {{{', '.join(map(_text, attr.allowed))}}};")
+    if not attrs:
+        return ["inline constexpr View<AttrDecl> kAttrs;", ""]
     lines.append("inline constexpr AttrDecl kAttrs[] = {")
     for attr in attrs:
         number = repr(float(attr.default)) if isinstance(attr.default, (bool, int, float)) else "0.0"

@@ -273,19 +273,19 @@ def index_shape(mode: ModeOf, batch: Size, tokens: Size, page: Size) -> Rule:
     return rule
 
 
-def index_values(mode: ModeOf, batch: Size, rows: Size, blocks: Size) -> Rule:
+def index_values(mode: ModeOf, batch: Size, rows: Size, blocks: Size, name: str = "index") -> Rule:
     """Each index is -1 or a slot of the cache, and no slot (page, by block) is written twice.
 
     ``rows`` are the token rows of a page, or of one batch's own cache; slots of different batches are distinct there.
     """
 
     def rule(case: Case) -> Iterator[Finding]:
-        found, index = mode(case), case.value("index").reshape(-1)
+        found, index = mode(case), case.value(name).reshape(-1)
         limit = rows(case) if found.slot == "row" else blocks(case) * rows(case)
         outside = np.flatnonzero((index < -1) | (index >= limit))
         if outside.size:
             place = int(outside[0])
-            yield f"index[{place}] = {int(index[place])}", f"-1 (skip) to {limit - 1}"
+            yield f"{name}[{place}] = {int(index[place])}", f"-1 (skip) to {limit - 1}"
             return
         unit = _nonzero(rows(case)) if found.slot == "block" else 1
         places = np.flatnonzero(index >= 0)
@@ -295,7 +295,7 @@ def index_values(mode: ModeOf, batch: Size, rows: Size, blocks: Size) -> Rule:
         again = np.setdiff1d(np.arange(places.size), np.unique(targets, return_index=True)[1])
         if again.size:
             place = int(places[again[0]])
-            yield f"index[{place}] = {int(index[place])} again", "distinct pages" if unit > 1 else "distinct slots"
+            yield f"{name}[{place}] = {int(index[place])} again", "distinct pages" if unit > 1 else "distinct slots"
 
     return rule
 

@@ -38,10 +38,22 @@ class Numeric(Protocol):
 
     def reshape(self, x: Tensor, dims: Sequence[Dim]) -> Tensor: ...
 
+    def reshape_like(self, x: Tensor, like: Tensor) -> Tensor:
+        """``x`` in the shape of another tensor."""
+
     def transpose(self, x: Tensor, perm: Sequence[int]) -> Tensor: ...
+
+    def slice(self, x: Tensor, start: Dim, stop: Dim, axis: int, step: int = 1) -> Tensor:
+        """``x[start:stop:step]`` along an axis."""
 
     def columns(self, x: Tensor, start: Dim, stop: Dim, step: int = 1) -> Tensor:
         """``x[..., start:stop:step]``."""
+
+    def take_columns(self, x: Tensor, index: Tensor) -> Tensor:
+        """``x[..., index]``."""
+
+    def first_column(self, x: Tensor) -> Tensor:
+        """``x[..., 0]`` of a last axis of size 1."""
 
     def concat_columns(self, parts: Sequence[Tensor]) -> Tensor: ...
 
@@ -55,6 +67,8 @@ class Numeric(Protocol):
 
     def sqrt(self, x: Tensor) -> Tensor: ...
 
+    def exp(self, x: Tensor) -> Tensor: ...
+
     def abs(self, x: Tensor) -> Tensor: ...
 
     def matmul(self, x: Tensor, y: Tensor) -> Tensor:
@@ -66,16 +80,21 @@ class Numeric(Protocol):
     def cumsum(self, x: Tensor) -> Tensor:
         """Running sums of a vector, each including its own element."""
 
+    def sum_columns(self, x: Tensor, axes: int = 1) -> Tensor:
+        """Sum over the last axis, or the last few, which stay with size 1."""
+
     def max_columns(self, x: Tensor) -> Tensor:
         """Maximum over the last axis, which stays with size 1. With a NaN it is NaN in numpy, not defined in ONNX."""
-
-    def sum_columns(self, x: Tensor) -> Tensor:
-        """Sum over the last axis, which stays with size 1."""
 
     def round(self, x: Tensor) -> Tensor:
         """Half to even."""
 
-    def where(self, condition: Tensor, yes: Tensor, no: Tensor) -> Tensor: ...
+    def floor(self, x: Tensor) -> Tensor: ...
+
+    def ceil(self, x: Tensor) -> Tensor: ...
+
+    def where(self, condition: Tensor, yes: Tensor | float, no: Tensor | float) -> Tensor:
+        """One of yes and no, not both numbers."""
 
     def clip(self, x: Tensor, low: float, high: float) -> Tensor:
         """Into ``low .. high``; what becomes of NaN is not defined."""
@@ -107,6 +126,10 @@ class NumpyNumeric:
     def rank(self, x: Array) -> int:
         return x.ndim
 
+    def reshape_like(self, x: Array, like: Array) -> Array:
+        reshaped: Array = x.reshape(like.shape)
+        return reshaped
+
     def reshape(self, x: Array, dims: Sequence[int]) -> Array:
         reshaped: Array = x.reshape(dims)
         return reshaped
@@ -117,6 +140,15 @@ class NumpyNumeric:
 
     def columns(self, x: Array, start: int, stop: int, step: int = 1) -> Array:
         return x[..., start:stop:step]
+
+    def slice(self, x: Array, start: int, stop: int, axis: int, step: int = 1) -> Array:
+        return np.moveaxis(np.moveaxis(x, axis, 0)[start:stop:step], 0, axis)
+
+    def take_columns(self, x: Array, index: Array) -> Array:
+        return x[..., index]
+
+    def first_column(self, x: Array) -> Array:
+        return x[..., 0]
 
     def concat_columns(self, parts: Sequence[Array]) -> Array:
         return np.concatenate(parts, axis=-1)
@@ -134,6 +166,10 @@ class NumpyNumeric:
         root: Array = np.sqrt(x)
         return root
 
+    def exp(self, x: Array) -> Array:
+        power: Array = np.exp(x)
+        return power
+
     def abs(self, x: Array) -> Array:
         return np.abs(x)
 
@@ -149,19 +185,27 @@ class NumpyNumeric:
     def cumsum(self, x: Array) -> Array:
         return np.cumsum(x, dtype=x.dtype)
 
+    def sum_columns(self, x: Array, axes: int = 1) -> Array:
+        total: Array = x.sum(axis=tuple(range(-axes, 0)), keepdims=True, dtype=x.dtype)
+        return total
+
     def max_columns(self, x: Array) -> Array:
         largest: Array = x.max(axis=-1, keepdims=True)
         return largest
-
-    def sum_columns(self, x: Array) -> Array:
-        total: Array = x.sum(axis=-1, keepdims=True, dtype=x.dtype)
-        return total
 
     def round(self, x: Array) -> Array:
         rounded: Array = np.rint(x)
         return rounded
 
-    def where(self, condition: Array, yes: Array, no: Array) -> Array:
+    def floor(self, x: Array) -> Array:
+        rounded: Array = np.floor(x)
+        return rounded
+
+    def ceil(self, x: Array) -> Array:
+        rounded: Array = np.ceil(x)
+        return rounded
+
+    def where(self, condition: Array, yes: Array | float, no: Array | float) -> Array:
         return np.where(condition, yes, no)
 
     def clip(self, x: Array, low: float, high: float) -> Array:

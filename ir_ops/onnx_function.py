@@ -90,8 +90,16 @@ def no_body_reason(op: Operator, inputs: Mapping[str, TensorSpec], attrs: Mappin
         return str(errors[0])
     if reason := op.body_attrs(op.with_defaults(attrs)):
         return reason
-    if not op.body_types({op.input(name).type: spec.dtype for name, spec in inputs.items()}):
-        odd = [f"{name} {spec.dtype}" for name, spec in inputs.items() if by_name(spec.dtype).is_8bit_float]
+    results = op.infer(inputs, attrs)
+    choice = {op.input(name).type: spec.dtype for name, spec in inputs.items()}
+    choice |= {entry.type: results[entry.name].dtype for entry in op.outputs}
+    if not op.body_types(choice):
+        tensors = {**inputs, **results}
+        odd = [
+            f"{name} {spec.dtype}"
+            for name, spec in tensors.items()
+            if by_name(spec.dtype).bits < 8 or by_name(spec.dtype).is_8bit_float
+        ]
         return f"ONNX has no arithmetic on {', '.join(odd) or 'these element types'}"
     return ""
 

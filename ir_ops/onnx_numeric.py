@@ -164,6 +164,9 @@ class OnnxNumeric:
             raise ValueError(f"the rank of {x.name} must be known")
         return x.rank
 
+    def reshape_like(self, x: Value, like: Value) -> Value:
+        return self.node("Reshape", [x, self.node("Shape", [like], "int64", 1)], x.dtype, like.rank)
+
     def reshape(self, x: Value, dims: Sequence[Any]) -> Value:
         measured = any(isinstance(dim, Value) for dim in dims) and not any(
             dim in (0, -1) for dim in dims if isinstance(dim, int)
@@ -188,6 +191,15 @@ class OnnxNumeric:
         ]
         return self.node("Slice", [x, *bounds], x.dtype, x.rank)
 
+    def take_columns(self, x: Value, index: Value) -> Value:
+        return self.node("Gather", [x, index], x.dtype, x.rank, axis=-1)
+
+    def first_column(self, x: Value) -> Value:
+        rank = None if x.rank is None else x.rank - 1
+        if self.opset < 13:
+            return self.node("Squeeze", [x], x.dtype, rank, axes=[-1])
+        return self.node("Squeeze", [x, self.constant([-1], "int64")], x.dtype, rank)
+
     def concat_columns(self, parts: Sequence[Value]) -> Value:
         return self.node("Concat", parts, parts[0].dtype, parts[0].rank, axis=-1)
 
@@ -205,6 +217,9 @@ class OnnxNumeric:
     def sqrt(self, x: Value) -> Value:
         return self.node("Sqrt", [x], x.dtype, x.rank)
 
+    def exp(self, x: Value) -> Value:
+        return self.node("Exp", [x], x.dtype, x.rank)
+
     def abs(self, x: Value) -> Value:
         return self.node("Abs", [x], x.dtype, x.rank)
 
@@ -217,10 +232,11 @@ class OnnxNumeric:
     def cumsum(self, x: Value) -> Value:
         return self.node("CumSum", [x, self.constant(0, "int64")], x.dtype, 1)
 
-    def sum_columns(self, x: Value) -> Value:
+    def sum_columns(self, x: Value, axes: int = 1) -> Value:
+        last = list(range(-axes, 0))
         if self.opset < 13:
-            return self.node("ReduceSum", [x], x.dtype, x.rank, axes=[-1], keepdims=1)
-        return self.node("ReduceSum", [x, self.constant([-1], "int64")], x.dtype, x.rank, keepdims=1)
+            return self.node("ReduceSum", [x], x.dtype, x.rank, axes=last, keepdims=1)
+        return self.node("ReduceSum", [x, self.constant(last, "int64")], x.dtype, x.rank, keepdims=1)
 
     def max_columns(self, x: Value) -> Value:
         if self.opset < 18:
@@ -230,14 +246,22 @@ class OnnxNumeric:
     def round(self, x: Value) -> Value:
         return self.node("Round", [x], x.dtype, x.rank)
 
+    def floor(self, x: Value) -> Value:
+        return self.node("Floor", [x], x.dtype, x.rank)
+
+    def ceil(self, x: Value) -> Value:
+        return self.node("Ceil", [x], x.dtype, x.rank)
+
     def clip(self, x: Value, low: float, high: float) -> Value:
         return self.node("Clip", [x, self.constant(low, x.dtype), self.constant(high, x.dtype)], x.dtype, x.rank)
 
     def nan_to_zero(self, x: Value) -> Value:
         return self.where(self.node("IsNaN", [x], "bool", x.rank), self.constant(0, x.dtype), x)
 
-    def where(self, condition: Value, yes: Value, no: Value) -> Value:
-        return self.node("Where", [condition, yes, no], yes.dtype, no.rank)
+    def where(self, condition: Value, yes: Operand, no: Operand) -> Value:
+        kind = next(side.dtype for side in (yes, no) if isinstance(side, Value))
+        both = [side if isinstance(side, Value) else self.constant(side, kind) for side in (yes, no)]
+        return self.node("Where", [condition, *both], kind, both[1].rank or both[0].rank)
 
     def zeros(self, dims: Sequence[Any], dtype: str) -> Value:
         return self.cast(self.node("ConstantOfShape", [self.sizes(dims)], "float32", len(dims)), dtype)

@@ -9,12 +9,65 @@ from ir_ops.layout import FRACTALS, CacheMode, address, nz_block
 from ir_ops.numeric import Numeric
 
 FLOAT8_MAX = {"float8_e5m2": 57344.0, "float8_e4m3fn": 448.0}
+SMALL_INTEGERS = {"int8": (-128.0, 127.0), "int4": (-8.0, 7.0)}
 
 
 def rms_norm(xp: Numeric, x: Any, width: Any, gamma: Any, epsilon: Any) -> Any:
     """``x / sqrt(mean(x^2) + epsilon) * gamma`` over the last axis, in the type of x; divides before it multiplies."""
     mean = xp.sum_columns(x * x) * (1.0 / width)
     return x / xp.sqrt(mean + epsilon) * gamma
+
+
+def rms_norm_rows(xp: Numeric, x: Any, gamma: Any, epsilon: Any) -> tuple[Any, Any]:
+    """``x / rms * gamma`` over the axes of gamma, in fp32, and ``1 / rms`` with those axes at size 1.
+
+    The rank of gamma must be known.
+    """
+    axes = xp.rank(gamma)
+    width = xp.dim(gamma, 0)
+    for axis in range(1, axes):
+        width = width * xp.dim(gamma, axis)
+    rms = xp.sqrt(xp.sum_columns(x * x, axes) * (1.0 / width) + epsilon)
+    return x / rms * xp.cast(gamma, "float32"), 1.0 / rms
+
+
+def rotate(xp: Numeric, x: Any, cos: Any, sin: Any, mode: str) -> Any:
+    """``x * cos + rot(x) * sin`` over the last axis for one of :data:`ir_ops.contract_rows.ROTARY_MODES`.
+
+    cos and sin are as wide as x and broadcast against it.
+    """
+    width = xp.dim(x, -1)
+    column, half = xp.arange(width), width // 2
+    if mode == "interleave":
+        partner, upper = column + 1 - column % 2 * 2, column % 2
+    elif mode == "quarter":
+        quarter, inner = half // 2, column % half
+        partner, upper = column // half * half + (inner + quarter) % half, inner // quarter
+    else:
+        partner, upper = (column + half) % width, column // half
+    if mode == "interleave-half":
+        # columns are first put in the order even, odd
+        own = column % half * 2 + column // half
+        partner = partner % half * 2 + partner // half
+        straight = xp.take_columns(x, own)
+    else:
+        straight = x
+    sign = xp.cast(upper, "float32") * 2.0 - 1.0
+    return straight * cos + xp.take_columns(x, partner) * sign * sin
+
+
+def silu(xp: Numeric, x: Any) -> Any:
+    """``x * sigmoid(x)``; the exponential is of ``-|x|``, so that it never overflows."""
+    power = xp.exp(0.0 - xp.abs(x))
+    return x * xp.where(x >= 0.0, 1.0, power) / (power + 1.0)
+
+
+def to_small(xp: Numeric, x: Any, dtype: str) -> Any:
+    """fp32 as int8, int4 (of whole numbers; clamped, NaN is 0) or float8 (saturating at the largest finite value)."""
+    if dtype in SMALL_INTEGERS:
+        low, high = SMALL_INTEGERS[dtype]
+        return xp.cast(xp.clip(xp.nan_to_zero(x), low, high), dtype)
+    return xp.cast(xp.clip(x, -FLOAT8_MAX[dtype], FLOAT8_MAX[dtype]), dtype)
 
 
 def rotate_interleaved(xp: Numeric, x: Any, cos: Any, sin: Any, width: Any) -> Any:

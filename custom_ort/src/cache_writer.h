@@ -1,27 +1,15 @@
-// Rows on their way into a cache: scratch memory, quantisation parameters, and the writes themselves.
+// Rows on their way into a cache: quantisation parameters, and the writes themselves.
 #pragma once
 
 #include <cstring>
-#include <memory>
 #include <vector>
 
 #include "context.h"
 #include "kv_cache.h"
 #include "rows.h"
+#include "scratch.h"
 
 namespace kvfuse {
-
-// Floats, not set to anything: on the stack, on the heap when there are many.
-class Scratch {
- public:
-  explicit Scratch(size_t count) : heap_(count > kStack ? new float[count] : nullptr) {}
-  float* data() { return heap_ == nullptr ? stack_ : heap_.get(); }
-
- private:
-  static constexpr size_t kStack = 3072;
-  alignas(64) float stack_[kStack];
-  std::unique_ptr<float[]> heap_;
-};
 
 // A scale or offset as rows of the cache's width, one for all heads or one for each.
 class QuantRows {

@@ -83,6 +83,8 @@ const char* ElementTypeName(int type) {
       return "float8_e4m3fn";
     case kFloat8E5m2:
       return "float8_e5m2";
+    case kInt4:
+      return "int4";
     default:
       return "another type";
   }
@@ -145,11 +147,12 @@ bool KernelInfo::Bool(size_t attribute) const {
          std::string(declaration_.attrs[attribute].name) + "=" + std::to_string(value), "Bool");
 }
 
-std::vector<int64_t> KernelInfo::Ints(size_t attribute) const {
+std::vector<int64_t> KernelInfo::Ints(size_t attribute, const std::vector<int64_t>* otherwise) const {
   const AttrDecl& declared = declaration_.attrs[attribute];
   size_t size = 0;
   if (!Succeeded(Runtime().KernelInfoGetAttributeArray_int64(info_, declared.name, nullptr, &size))) {
     RefuseOtherType(declared);
+    if (otherwise != nullptr) return *otherwise;
     Refuse({"AT-03", "a required attribute is missing"}, std::string("no ") + declared.name, "ListInt");
   }
   std::vector<int64_t> values(size);
@@ -341,20 +344,23 @@ bool ShapeContext::Dims(size_t input, size_t rank, std::vector<InferredDim>* dim
   return true;
 }
 
-void ShapeContext::SetOutput(size_t output, const std::vector<InferredDim>& dims) {
-  // The runtime calls one operator of a name for all its type combinations: the type is in the graph, not in us.
-  const int like = declaration_.outputs[output].type_input;
-  SetOutput(output, dims, like < 0 ? int{kUndefined} : InputType(static_cast<size_t>(like)));
+bool ShapeContext::Dims(size_t input, std::vector<InferredDim>* dims) const {
+  const OrtTensorTypeAndShapeInfo* info = Info(input);
+  size_t rank = 0;
+  return info != nullptr && Succeeded(Runtime().GetDimensionsCount(info, &rank)) && rank > 0 && Dims(input, rank, dims);
 }
 
 void ShapeContext::SetOutput(size_t output, const std::vector<InferredDim>& dims, int type) {
-  if (type == kUndefined) return;
   std::vector<int64_t> sizes;
   std::vector<const char*> symbols;
   for (const InferredDim& dim : dims) {
     sizes.push_back(dim.size);
     symbols.push_back(dim.symbol.c_str());
   }
+  // The runtime calls one operator of a name for all its type combinations: the type is in the graph, not in us.
+  const int like = declaration_.outputs[output].type_input;
+  if (type == kUndefined) type = like < 0 ? declaration_.outputs[output].type : InputType(static_cast<size_t>(like));
+  if (type == kUndefined) return;
   OwnedInfo owned;
   Require(Runtime().CreateTensorTypeAndShapeInfo(&owned.info));
   Require(Runtime().SetTensorElementType(owned.info, type));

@@ -56,8 +56,8 @@ class KernelInfo {
   float Float(size_t attribute) const;
   bool Bool(size_t attribute) const;
   int64_t Int(size_t attribute) const;
-  // A ListInt attribute, which must be there.
-  std::vector<int64_t> Ints(size_t attribute) const;
+  // A ListInt attribute; without a default it must be there.
+  std::vector<int64_t> Ints(size_t attribute, const std::vector<int64_t>* otherwise = nullptr) const;
   // Position of a String attribute's value among the allowed ones, or -1 with the value in `found`.
   int Choice(size_t attribute, std::string* found) const;
   int InputType(size_t input) const { return types_[input]; }
@@ -152,9 +152,10 @@ class ShapeContext {
   bool Bool(size_t attribute) const;
   // False when the rank is not known, the input is absent, or its rank is another.
   bool Dims(size_t input, size_t rank, std::vector<InferredDim>* dims) const;
-  void SetOutput(size_t output, const std::vector<InferredDim>& dims);
-  // For an output whose element type is not that of the first input with its type variable.
-  void SetOutput(size_t output, const std::vector<InferredDim>& dims, int type);
+  // False when the rank is not known (a scalar looks the same) or the input is absent.
+  bool Dims(size_t input, std::vector<InferredDim>* dims) const;
+  // `type` is needed for an output whose element type an attribute chooses.
+  void SetOutput(size_t output, const std::vector<InferredDim>& dims, int type = kUndefined);
   int InputType(size_t input) const;
   // Gives every output that shares an input's buffer the input's shape: without it the runtime never works in place.
   void CopyRefShapes();

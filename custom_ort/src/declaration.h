@@ -29,6 +29,7 @@ struct OutputDecl {
   const char* name;
   int ref_input;   // the input whose buffer it shares, or -1
   int type_input;  // the first input that has its element type, or -1
+  int type = 0;    // its element type where that is always the same and no input has it
 };
 
 enum class AttrType { kFloat, kInt, kBool, kString, kInts };

@@ -20,6 +20,7 @@ enum ElementType : int {
   kBfloat16 = 16,
   kFloat8E4m3fn = 17,
   kFloat8E5m2 = 19,
+  kInt4 = 22,  // two to a byte
 };
 
 // numpy's name, as the messages of the Python side write it.

@@ -33,18 +33,18 @@ size_t FirstRepeat(const int64_t* slots, size_t count, int64_t page_rows) {
 
 namespace {
 
-std::string Element(size_t place, int64_t value) {
-  return "index[" + std::to_string(place) + "] = " + std::to_string(value);
+std::string Element(const char* name, size_t place, int64_t value) {
+  return name + ("[" + std::to_string(place)) + "] = " + std::to_string(value);
 }
 
 }  // namespace
 
-void Slots::Check(const Constraint& constraint) const {
+void Slots::Check(const Constraint& constraint, const char* name) const {
   const size_t count = Count();
   const int64_t limit = static_cast<int64_t>(meaning_ == SlotMeaning::kRow ? rows_ : pages_ * rows_);
   for (size_t i = 0; i < count; ++i) {
     if (index_[i] < -1 || index_[i] >= limit) {
-      Refuse(constraint, Element(i, index_[i]), "-1 (skip) to " + std::to_string(limit - 1));
+      Refuse(constraint, Element(name, i, index_[i]), "-1 (skip) to " + std::to_string(limit - 1));
     }
   }
   const size_t group = meaning_ == SlotMeaning::kRow ? tokens_ : count;
@@ -52,7 +52,7 @@ void Slots::Check(const Constraint& constraint) const {
   for (size_t start = 0; start < count; start += group) {
     const size_t repeat = FirstRepeat(index_ + start, group, page_rows);
     if (repeat == kNone) continue;
-    Refuse(constraint, Element(start + repeat, index_[start + repeat]) + " again",
+    Refuse(constraint, Element(name, start + repeat, index_[start + repeat]) + " again",
            page_rows > 1 ? "distinct pages" : "distinct slots");
   }
 }

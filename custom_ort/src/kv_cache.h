@@ -68,7 +68,7 @@ class Slots {
   size_t Count() const { return batch_ * PerBatch(); }
 
   // Refuses an element out of range, and two that name one row (of a batch) or one page. Reads every element.
-  void Check(const Constraint& constraint) const;
+  void Check(const Constraint& constraint, const char* name = "index") const;
 
   bool Find(size_t batch, size_t s, size_t* page, size_t* row) const {
     const size_t place = meaning_ == SlotMeaning::kBlock ? batch * PerBatch() + s / rows_ : batch * tokens_ + s;

@@ -8,10 +8,12 @@ import onnx_ir as ir
 
 from fusion.facts.cache_write import CacheWrite, find_writes
 from fusion.facts.graph import GraphView
+from fusion.facts.large_caches import find_large
 from fusion.facts.norm import NormFact, find_norms
 from fusion.facts.parameters import Reason
-from fusion.facts.probe import Survey
 from fusion.facts.rows import Row, read_row
+from fusion.facts.settle import Survey
+from fusion.facts.spine import find_spines
 from fusion.facts.write_map import NotAWrite
 
 
@@ -38,6 +40,8 @@ class Facts:
 def analyse(graph: ir.Graph, opset: int) -> Facts:
     """Reads all facts of a graph whose functions are inlined."""
     view = GraphView(graph, opset)
+    spines = find_spines(view)
+    find_large(view, spines)
     norms = {id(norm.y): norm for norm in find_norms(view, Survey(view))}
-    writes, others = find_writes(view)
+    writes, others = find_writes(view, spines)
     return Facts(view, norms, writes, [read_row(view, write, norms) for write in writes], others)

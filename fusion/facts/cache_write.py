@@ -14,11 +14,12 @@ import onnx_ir as ir
 
 from fusion.facts.graph import GraphView
 from fusion.facts.negative import with_negative_slots
-from fusion.facts.probe import Numbers, Probe, settle, start_sizes
+from fusion.facts.probe import Numbers, Probe
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
+from fusion.facts.settle import settle, start_sizes
 from fusion.facts.sizes import Sizes
 from fusion.facts.slots import Slots
-from fusion.facts.spine import Spine, find_spines
+from fusion.facts.spine import Spine
 from fusion.facts.write_map import NotAWrite, run_tags
 from fusion.facts.written import WrittenView, predictions
 
@@ -72,10 +73,8 @@ class _Trial:
         return [item for slots, item in self.matches if slots.form == "block"]
 
 
-def find_writes(view: GraphView) -> tuple[list[CacheWrite], list[NotAWrite]]:
-    """All cache writes of a graph, and the outputs that carry a cache on in another way."""
-    spines = find_spines(view)
-    view.caches = {id(spine.cache) for spine in spines}
+def find_writes(view: GraphView, spines: list[Spine]) -> tuple[list[CacheWrite], list[NotAWrite]]:
+    """The cache writes among the spines, and the outputs that carry a cache on in another way."""
     found = [read_write(view, spine) for spine in spines]
     writes = [item for item in found if isinstance(item, CacheWrite)]
     return writes, [item for item in found if isinstance(item, NotAWrite)]
@@ -144,7 +143,8 @@ def _trial(view: GraphView, spine: Spine, sizes: Sizes, seed: int) -> _Trial | N
     unread: set[int] = set()
     for numbers in _number_choices(view, spine.cache, seed):
         try:
-            probe = settle(view, seed, numbers, [spine.cache, spine.out, *spine.index_operands], sizes)
+            probe = settle(view, seed, numbers, spine.targets, sizes)
+            sizes = probe.sizes
             written = run_tags(view, spine, probe)
         except (Conflict, OutOfRange, Unsupported) as error:
             if reason.reason == "write-unreadable":
@@ -175,9 +175,9 @@ def _number_choices(view: GraphView, cache: ir.Value, seed: int) -> Iterator[Num
     """Integer data to try: bounds from products of cache dims, the largest first, with room for a run of tokens.
 
     Large bounds come first: small ones would hide pages. Last come numbers that fall into distinct pages, as writes
-    by page need them.
+    by page need them. The last axis holds columns in every layout and bounds no slot.
     """
-    shape = Probe(view, seed, start_sizes(view, seed), Numbers(1)).input_shape(cache) or ()
+    shape = (Probe(view, seed, start_sizes(view, seed), Numbers(1)).input_shape(cache) or ())[:-1]
     runs = {math.prod(shape[low:high]) for low in range(len(shape)) for high in range(low + 1, len(shape) + 1)}
     caps = {cap for product in runs for cap in (product, product - 8) if 2 <= cap <= LARGEST_NUMBER}
     falling = sorted(caps, reverse=True)

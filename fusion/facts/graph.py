@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Hashable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,17 @@ class GraphView:
         self.outputs = {id(value) for value in graph.outputs}
         self.caches: set[int] = set()
         """Graph inputs whose elements an output carries on; filled by the cache recogniser."""
-        self._attrs: dict[int, dict[str, Any]] = {}
+        self.shrunk: set[int] = set()
+        """Values in which large static sizes stand for small ones, see :mod:`fusion.facts.large_caches`."""
+        self.large: tuple[tuple[int, int], ...] = ()
+        """These sizes, each with a number that what stands for it must be divisible by."""
+        self.largest_cache = 0
+        """Elements of the largest cache."""
+        self.kept: dict[Hashable, Any] = {}
+        """What recognisers want to find again: evaluations that several facts share."""
+        # the keys are ids, so what they stand for is kept alive beside them
+        self._attrs: dict[int, tuple[ir.Node, dict[str, Any]]] = {}
+        self._structural: dict[int, tuple[ir.Value, Array | None]] = {}
         self._order: dict[int, int] | None = None
         self._numbers: dict[int, int] = {}
         self._number_of: dict[Any, int] = {}
@@ -61,16 +71,17 @@ class GraphView:
 
     def attrs(self, node: ir.Node) -> dict[str, Any]:
         """Attributes as Python values (tensors as arrays), plus ``@outputs``, the number of outputs."""
-        cached = self._attrs.get(id(node))
-        if cached is None:
-            cached = {"@outputs": len(node.outputs)}
-            for name, attr in node.attributes.items():
-                if attr.type == ir.AttributeType.TENSOR:
-                    cached[name] = attr.value.numpy()
-                elif attr.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
-                    cached[name] = attr.value
-            self._attrs[id(node)] = cached
-        return cached
+        known = self._attrs.get(id(node))
+        if known is not None:
+            return known[1]
+        read: dict[str, Any] = {"@outputs": len(node.outputs)}
+        for name, attr in node.attributes.items():
+            if attr.type == ir.AttributeType.TENSOR:
+                read[name] = attr.value.numpy()
+            elif not _is_graph(attr):
+                read[name] = attr.value
+        self._attrs[id(node)] = (node, read)
+        return read
 
     def constant(self, value: ir.Value | None, limit: int = STRUCTURAL) -> Array | None:
         """The content of an initializer or Constant node of at most ``limit`` elements, None for anything else.
@@ -126,6 +137,12 @@ class GraphView:
 
     def structural(self, value: ir.Value) -> Array | None:
         """A constant that is structure, not a parameter: integers, float scalars, float masks of -1, 0 and 1."""
+        known = self._structural.get(id(value))
+        if known is None:
+            known = self._structural[id(value)] = (value, self._read_structural(value))
+        return known[1]
+
+    def _read_structural(self, value: ir.Value) -> Array | None:
         tensor = self.tensor(value)
         if tensor is None:
             return None
@@ -262,3 +279,16 @@ def by_kind_float(tensor: ir.TensorProtocol) -> bool:
 def uses(value: ir.Value) -> Iterable[tuple[ir.Node, int]]:
     """(node, operand position) of each reader, subgraph readers included."""
     return [(use.node, use.idx) for use in value.uses()]
+
+
+def content_readers(value: ir.Value, inside: Container[int] = ()) -> list[ir.Node]:
+    """Readers that are not in ``inside`` and look at more than the shape; Identity is looked through."""
+    found: list[ir.Node] = []
+    for node, _ in uses(value):
+        if id(node) in inside or node.op_type in ("Shape", "Size"):
+            continue
+        if node.op_type == "Identity" and not node.outputs[0].is_graph_output():
+            found += content_readers(node.outputs[0], inside)
+        else:
+            found.append(node)
+    return found

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from fusion.facts.graph import GraphView
-from fusion.facts.probe import Probe
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
 from fusion.facts.slots import Slots, readings
 from fusion.facts.spine import Spine
@@ -55,11 +54,8 @@ def _trials(slots: Slots, written: WrittenView, numbers: Array) -> Iterator[Arra
 
 def _skips(view: GraphView, spine: Spine, slots: Slots, written: WrittenView, numbers: Array) -> bool:
     """Whether the write with these slot numbers leaves alone what the negative ones would address."""
-    probe = Probe(view, written.probe.seed, written.probe.sizes, written.probe.numbers)
-    probe.given_up = written.probe.given_up
-    probe.overrides[id(slots.value)] = numbers
     try:
-        tagged = run_tags(view, spine, probe)
+        tagged = run_tags(view, spine, written.probe.with_data(slots.value, numbers))
     except (Conflict, OutOfRange, Unsupported):
         return False
     if isinstance(tagged, NotAWrite):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, dims_of, dtype_name, uses
-from fusion.facts.probe import Survey
+from fusion.facts.settle import Survey
 from ir_ops.dtypes import by_onnx
 
 _FUSED = ("RMSNormalization", "SimplifiedLayerNormalization")
@@ -220,10 +220,11 @@ def _means(view: GraphView, reduction: ir.Node) -> list[_Mean]:
 
 def _squares_of(view: GraphView, value: ir.Value) -> list[ir.Node]:
     """Nodes that square a value."""
+    root = view.root(value)
     return [
         use
         for use, place in uses(value)
-        if (use.op_type == "Mul" and all(item is value for item in use.inputs))
+        if (use.op_type == "Mul" and all(item is not None and view.root(item) is root for item in use.inputs))
         or (use.op_type == "Pow" and place == 0 and view.scalar(use.inputs[1]) == 2.0)
     ]
 

@@ -7,7 +7,6 @@ shape. ``taint`` marks what depends on the *data* of a graph input and not only 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +14,7 @@ import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, dims_of, dtype_name
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported, lookup
+from fusion.facts.semantics.table import broadcast_shape
 from fusion.facts.sizes import Sizes
 from ir_ops.dtypes import Array, by_name
 
@@ -59,24 +59,35 @@ class Probe:
     Args:
         view: the graph.
         seed: chooses sizes and integer data; two seeds must agree before anything is believed.
-        sizes: symbol sizes to start from.
+        sizes: symbol sizes; they are not changed by the probe, and must not be while it is in use.
         numbers: what integer inputs hold.
+        given_up: ids of nodes whose results count as unknown.
     """
 
-    def __init__(self, view: GraphView, seed: int, sizes: Sizes, numbers: Numbers) -> None:
-        self.view, self.seed, self.sizes, self.numbers = view, seed, sizes, numbers
+    def __init__(
+        self, view: GraphView, seed: int, sizes: Sizes, numbers: Numbers, given_up: frozenset[int] = frozenset()
+    ) -> None:
+        self.view, self.seed, self.sizes, self.numbers, self.given_up = view, seed, sizes, numbers, given_up
         self.overrides: dict[int, Array] = {}
-        self.given_up: set[int] = set()
+        self._base: Probe | None = None
         self._memo: dict[int, Known] = {}
+
+    def with_data(self, value: ir.Value, data: Array) -> Probe:
+        """The same trial with other numbers in one value. Shapes stay: data that changes them is not followed."""
+        variant = Probe(self.view, self.seed, self.sizes, self.numbers, self.given_up)
+        variant.overrides = {**self.overrides, id(value): data}
+        variant._base = self
+        return variant
 
     def input_shape(self, value: ir.Value) -> tuple[int, ...] | None:
         dims = dims_of(value)
         if dims is None:
             return None
-        return tuple(
+        shape = tuple(
             dim if isinstance(dim, int) else self.sizes.size(symbol_name(value, axis, dim))
             for axis, dim in enumerate(dims)
         )
+        return self.sizes.shrunk.shape(shape) if id(value) in self.view.shrunk else shape
 
     def known(self, value: ir.Value) -> Known:
         """What the probe knows of ``value``. Raises Conflict when sizes on the way disagree."""
@@ -86,11 +97,13 @@ class Probe:
             if id(top) in self._memo:
                 stack.pop()
                 continue
-            node = top.producer()
-            if node is None or self.view.is_constant(top) or id(top) in self.overrides:
-                self._memo[id(top)] = self._leaf(top)
+            ready = self._ready(top)
+            if ready is not None:
+                self._memo[id(top)] = ready
                 stack.pop()
                 continue
+            node = top.producer()
+            assert node is not None
             missing = [item for item in node.inputs if item is not None and id(item) not in self._memo]
             if missing:
                 stack.extend(missing)
@@ -105,6 +118,15 @@ class Probe:
                 self._memo[id(output)] = result
         return self._memo[id(value)]
 
+    def _ready(self, value: ir.Value) -> Known | None:
+        """What is known of a value without evaluating its node."""
+        if value.producer() is None or self.view.is_constant(value) or id(value) in self.overrides:
+            return self._leaf(value)
+        if self._base is None:
+            return None
+        known = self._base.known(value)
+        return None if known.taint and known.array is not None else known
+
     def shape(self, value: ir.Value) -> tuple[int, ...] | None:
         return self.known(value).shape
 
@@ -117,8 +139,11 @@ class Probe:
             return Known(override.shape, override, True)
         tensor = self.view.tensor(value)
         if tensor is not None:
-            array = self.view.structural(value)
-            return Known(tuple(tensor.shape.numpy()), array)
+            shape, array = tuple(tensor.shape.numpy()), self.view.structural(value)
+            if id(value) in self.view.shrunk:
+                shape = self.sizes.shrunk.shape(shape)
+                array = None if array is None else self.sizes.shrunk.array(array)
+            return Known(shape, array)
         shape_or_none = self.input_shape(value)
         if shape_or_none is None:
             return UNKNOWN
@@ -188,8 +213,6 @@ class Probe:
             return [Known(item.shape, None, taint) for item in definition.run(attrs, dummies)]
         if definition.shapes is not None:
             return [Known(shape, None, taint) for shape in definition.shapes(attrs, dummies)]
-        from fusion.facts.semantics.table import broadcast_shape
-
         return [Known(broadcast_shape(*(item.shape for item in dummies if item is not None)), None, taint)]
 
     def _index_unknown(self, node: ir.Node, operands: list[Known | None], taint: bool) -> list[Known]:
@@ -207,8 +230,6 @@ class Probe:
         if node.op_type in ("ScatterND", "ScatterElements", "Scatter", "TensorScatter"):
             return [Known(first.shape, None, True)]
         if node.op_type == "Where":
-            from fusion.facts.semantics.table import broadcast_shape
-
             return [
                 Known(
                     broadcast_shape(*(item.shape for item in operands if item and item.shape is not None)), None, True
@@ -236,78 +257,3 @@ def _stand_in(known: Known) -> Array:
 def symbol_name(value: ir.Value, axis: int, dim: str | None) -> str:
     """The symbol of a graph input's dim; a dim without a name is a symbol of its own."""
     return dim if dim else f"{value.name}.{axis}"
-
-
-def inputs_behind(view: GraphView, value: ir.Value) -> set[int]:
-    """Ids of the graph inputs that a value is computed from."""
-    pending, seen = [value], {id(value)}
-    while pending:
-        node = pending.pop().producer()
-        for item in node.inputs if node is not None else ():
-            if item is not None and id(item) not in seen:
-                seen.add(id(item))
-                pending.append(item)
-    return seen & {id(item) for item in view.graph.inputs}
-
-
-def start_sizes(view: GraphView, seed: int, first: ir.Value | None = None, run: int = 0, multiple: int = 1) -> Sizes:
-    """Sizes for every symbolic dim of the graph's inputs.
-
-    Dims that only caches have get large sizes. The smallest go to the inputs behind ``first``, so that its tokens fit.
-    """
-    sizes = Sizes(seed, run, multiple)
-    near = inputs_behind(view, first) if first is not None else set()
-    elsewhere = {
-        symbol_name(value, axis, dim)
-        for value in view.graph.inputs
-        if id(value) not in view.caches
-        for axis, dim in enumerate(dims_of(value) or ())
-        if not isinstance(dim, int)
-    }
-    for value in sorted(view.graph.inputs, key=lambda item: id(item) not in near):
-        for axis, dim in enumerate(dims_of(value) or ()):
-            if not isinstance(dim, int):
-                symbol = symbol_name(value, axis, dim)
-                sizes.add(symbol, large=id(value) in view.caches and axis > 0 and symbol not in elsewhere)
-    return sizes
-
-
-def settle(
-    view: GraphView, seed: int, numbers: Numbers, targets: Iterable[ir.Value], sizes: Sizes | None = None
-) -> Probe:
-    """A probe under which all ``targets`` evaluate without size conflicts.
-
-    A conflict ties symbols and starts over. One that nothing explains (a graph that contradicts itself, or an operator
-    that is misjudged here) makes the outputs of its node unknown, and no more.
-    """
-    wanted = list(targets)
-    sizes = sizes if sizes is not None else start_sizes(view, seed)
-    given_up: set[int] = set()
-    while True:
-        probe = Probe(view, seed, sizes, numbers)
-        probe.given_up = given_up
-        try:
-            for value in wanted:
-                probe.known(value)
-            return probe
-        except Conflict as conflict:
-            if not sizes.unify(conflict.left, conflict.right, conflict.divides):
-                given_up.add(id(conflict.place))
-
-
-class Survey:
-    """Shapes under one trial size, for questions about ranks; conflicts are settled as they come."""
-
-    def __init__(self, view: GraphView) -> None:
-        self._view, self._sizes = view, start_sizes(view, 0)
-        self._probe = Probe(view, 0, self._sizes, Numbers(64))
-
-    def shape(self, value: ir.Value) -> tuple[int, ...] | None:
-        """The shape of a value, None where it cannot be told."""
-        try:
-            return self._probe.shape(value)
-        except Conflict:
-            given_up = self._probe.given_up
-            self._probe = settle(self._view, 0, Numbers(64), [value], self._sizes)
-            self._probe.given_up |= given_up
-            return self._probe.shape(value)

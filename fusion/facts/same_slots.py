@@ -6,7 +6,8 @@ import onnx_ir as ir
 
 from fusion.facts.cache_write import CacheWrite
 from fusion.facts.graph import GraphView
-from fusion.facts.probe import Probe, settle
+from fusion.facts.probe import Probe
+from fusion.facts.settle import settle
 
 
 def same_slots(view: GraphView, a: CacheWrite, b: CacheWrite) -> bool:
@@ -32,15 +33,17 @@ def _same_numbers(view: GraphView, a: CacheWrite, b: CacheWrite) -> bool:
 
 def _with_equal_shapes(view: GraphView, probe: Probe, left: ir.Value, right: ir.Value) -> Probe | None:
     """A probe under which both values have one shape, None when sizes forbid it."""
+    sizes = probe.sizes
     while True:
-        probe = settle(view, probe.seed, probe.numbers, [left, right], probe.sizes)
+        probe = settle(view, probe.seed, probe.numbers, [left, right], sizes)
         a, b = probe.shape(left), probe.shape(right)
         if a is None or b is None or len(a) != len(b):
             return None
         unequal = next((pair for pair in zip(a, b, strict=True) if pair[0] != pair[1]), None)
         if unequal is None:
             return probe
-        if not probe.sizes.unify(*unequal):
+        sizes = probe.sizes.copy()
+        if not sizes.unify(*unequal):
             return None
 
 

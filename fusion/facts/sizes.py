@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
-SMALL_PRIMES = (
+from fusion.facts.shrunk import Shrunk
+
+SMALL_SIZES = (
     (3, 5, 7, 11, 13, 17, 19, 23),
-    (5, 3, 11, 7, 17, 13, 23, 19),
+    (4, 3, 11, 7, 17, 13, 23, 19),
+    (2, 7, 13, 19, 11, 23, 17, 29),
 )
-"""Per seed. Odd, so that a sum of two differs from a product of two."""
+"""Per seed. No symbol has one size twice, nor do the products of the first two agree: what stays equal is static.
+
+Small, because batch * tokens has to fit the slots of small caches.
+"""
 LARGE_PRIMES = (29, 41, 73, 97, 131, 163, 197, 239)
 
 
@@ -28,8 +34,8 @@ class Sizes:
     """
 
     def __init__(self, seed: int, run: int = 0, multiple: int = 1) -> None:
-        small = SMALL_PRIMES[seed % len(SMALL_PRIMES)]
-        self._small = (2, run, *(size for size in small if size != run)) if run else small
+        small = SMALL_SIZES[seed % len(SMALL_SIZES)]
+        self._small = (2, run, *(size for size in small if size not in (2, run))) if run else small
         # other sizes for every seed: what is equal under two of them is fixed by the graph
         self._large = LARGE_PRIMES[seed:] + LARGE_PRIMES[:seed]
         self.run, self.multiple = run, multiple
@@ -38,10 +44,33 @@ class Sizes:
         self._rule: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._factor: dict[str, int] = {}
         self._taken: set[int] = set()
+        self.shrunk = Shrunk()
+        """Small sizes in place of large static ones."""
 
-    def add(self, symbol: str, large: bool) -> None:
-        """Gives a symbol a size of its own; ``large`` for cache dims, which must have room for the tokens."""
+    def copy(self) -> Sizes:
+        """The same sizes and ties; what is tied in one is not tied in the other."""
+        twin = Sizes.__new__(Sizes)
+        twin._small, twin._large = self._small, self._large
+        twin.run, twin.multiple = self.run, self.multiple
+        twin._parent, twin._value = dict(self._parent), dict(self._value)
+        twin.shrunk = self.shrunk
+        twin._rule, twin._factor, twin._taken = dict(self._rule), dict(self._factor), set(self._taken)
+        return twin
+
+    def state(self) -> Hashable:
+        """Equal for sizes that are equal and will stay so under equal conflicts."""
+        parts = (self._parent, self._value, self._rule, self._factor)
+        return (self._small, self.run, self.multiple, self.shrunk, *(tuple(sorted(part.items())) for part in parts))
+
+    def add(self, symbol: str, large: bool, like: str = "") -> None:
+        """Gives a symbol a size of its own, or that of the symbol ``like``.
+
+        ``large`` is for cache dims, which must have room for the tokens.
+        """
         if symbol in self._parent:
+            return
+        if like:
+            self._parent[symbol] = self.find(like)
             return
         pool = self._large if large else self._small + self._large
         size = next((prime for prime in pool if prime not in self._taken), None)
@@ -125,11 +154,15 @@ class Sizes:
         return False
 
     def _join(self, symbol: str, other: str) -> None:
-        """One class; the smaller size stays, so that tokens never outgrow slots, but a long run stays long."""
-        if other not in self._rule:
-            sizes = (self._value[other], self._value[symbol])
-            self._value[other] = self.run if self.run in sizes else min(sizes)
-        self._parent[symbol] = other
+        """One class, of the size of the symbol that came first: it differs from seed to seed. A long run stays long."""
+        if other in self._rule:
+            self._parent[symbol] = other
+            return
+        order = list(self._parent)
+        first, second = sorted((symbol, other), key=order.index)
+        if self.run and self.run in (self._value[first], self._value[second]):
+            self._value[first] = self.run
+        self._parent[second] = first
 
     def _depends(self, symbol: str, on: str) -> bool:
         rule = self._rule.get(self.find(symbol))

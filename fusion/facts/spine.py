@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fusion.facts.graph import GraphView, dtype_name, uses
+from fusion.facts.graph import GraphView, content_readers, dtype_name, uses
 from fusion.facts.semantics import lookup
 
 
@@ -35,9 +35,17 @@ class Spine:
                     found[id(item)] = item
         return list(found.values())
 
+    @property
+    def targets(self) -> list[ir.Value]:
+        """What a probe must be able to evaluate to follow the cache."""
+        return [self.cache, self.out, *self.index_operands]
+
 
 def find_spines(view: GraphView) -> list[Spine]:
-    """All outputs that carry a float or 8-bit graph input on through movement, with something written on the way."""
+    """All outputs that carry a float or 8-bit graph input on through movement, with something written on the way.
+
+    The view learns which inputs are caches.
+    """
     found = []
     for out in view.graph.outputs:
         cache = _cache_behind(out)
@@ -45,6 +53,7 @@ def find_spines(view: GraphView) -> list[Spine]:
             spine = Spine(cache, out, _nodes_between(view, cache, out))
             if _is_cache(spine):
                 found.append(spine)
+    view.caches = {id(spine.cache) for spine in found}
     return found
 
 
@@ -132,9 +141,4 @@ def half_written_readers(spine: Spine) -> list[tuple[ir.Value, ir.Node]]:
 
 def _outside_readers(spine: Spine, values: list[ir.Value]) -> list[tuple[ir.Value, ir.Node]]:
     inside = {id(node) for node in spine.nodes}
-    return [
-        (value, node)
-        for value in values
-        for node, _ in uses(value)
-        if id(node) not in inside and node.op_type not in ("Shape", "Size")
-    ]
+    return [(value, node) for value in values for node in content_readers(value, inside)]

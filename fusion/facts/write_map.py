@@ -13,8 +13,9 @@ import numpy as np
 import onnx_ir as ir
 
 from fusion.facts.graph import GraphView
-from fusion.facts.probe import Probe, settle
+from fusion.facts.probe import Probe
 from fusion.facts.semantics import Conflict, Unsupported, lookup
+from fusion.facts.settle import settle
 from fusion.facts.spine import Spine, data_operands
 from ir_ops.dtypes import Array
 
@@ -57,10 +58,10 @@ def run_tags(view: GraphView, spine: Spine, probe: Probe) -> WriteMap | NotAWrit
         try:
             return _Tagging(view, spine, probe).run()
         except Conflict as conflict:
-            if conflict.place is None or not probe.sizes.unify(conflict.left, conflict.right, conflict.divides):
+            sizes = probe.sizes.copy()
+            if conflict.place is None or not sizes.unify(conflict.left, conflict.right, conflict.divides):
                 raise
-            targets = [spine.cache, spine.out, *spine.index_operands]
-            probe = settle(view, probe.seed, probe.numbers, targets, probe.sizes)
+            probe = settle(view, probe.seed, probe.numbers, spine.targets, sizes)
 
 
 class _Tagging:

@@ -13,11 +13,18 @@ from fusion.facts.graph import GraphView, dtype_name
 from fusion.facts.norm import NormFact
 from fusion.facts.operand import Table
 from fusion.facts.parameters import Part
-from fusion.facts.probe import Probe, settle
+from fusion.facts.probe import Numbers, Probe
 from fusion.facts.rows import Row
+from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
+from fusion.facts.settle import settle, start_sizes
+from fusion.facts.sizes import Sizes
+from fusion.facts.written import WrittenView
 from fusion.region import closure
 from fusion.rules import _cache_op as common
 from ir_ops.dtypes import Array
+
+FRESH_SEED = 5
+"""Sizes that no fact is read under (the third row of the small sizes)."""
 
 
 @dataclass
@@ -156,36 +163,69 @@ class Frame:
 
     def probes(self) -> list[Probe]:
         """Trial sizes under which both caches have the shapes that the operator wants of them."""
+        return [
+            self._fitted(item.probe.seed, item.probe.numbers, item.probe.sizes, item.batch)
+            for item in self._key_probes()
+        ]
+
+    def fresh_probe(self) -> Probe | None:
+        """A trial size that no fact was read under: a number mistaken for static shows there. None when none fits."""
+        numbers = self._key_probes()[0].probe.numbers
+        try:
+            probe = self._fitted(FRESH_SEED, numbers, start_sizes(self.view, FRESH_SEED, self.inputs.key.write.out))
+        except (Refused, Conflict, OutOfRange, Unsupported):
+            return None
+        return probe if self._slots_are_distinct(probe) else None
+
+    def _slots_are_distinct(self, probe: Probe) -> bool:
+        """Whether the numbers sufficed: the operator wants distinct slots, or distinct pages."""
+        write = self.inputs.key.write
+        slots, array = write.slots, probe.array(write.slots.value)
+        if array is None or slots.start:
+            return array is not None
+        lines = array.reshape(-1, array.shape[-1]) if slots.form == "row" and array.ndim else array.reshape(1, -1)
+        unit = (probe.shape(write.cache) or ())[common.rows_axis(write)] if slots.form == "block" else 1
+        return all(len(np.unique(line // unit)) == len(line) for line in lines)
+
+    def _key_probes(self) -> list[WrittenView]:
+        return self.inputs.key.write.probes
+
+    def _fitted(self, seed: int, numbers: Numbers, sizes: Sizes, batch: int | None = None) -> Probe:
+        """A probe for both writes and all sources, caches made equal."""
         key, value = self.inputs.key.write, self.inputs.value.write
         targets = [key.out, value.out, key.cache, value.cache, *self.feeds()]
-        probes = []
-        for written in key.probes:
-            probe = written.probe
-            while True:
-                probe = settle(self.view, probe.seed, probe.numbers, targets, probe.sizes)
-                unequal = self._unequal(probe, written.batch)
-                if unequal is None:
-                    break
-                if not probe.sizes.unify(*unequal):
-                    raise Refused(
-                        "kv-sizes-differ",
-                        "both caches have the batch, pages and length that the operator wants (KV-14, KV-15)",
-                        f"sizes {unequal[0]} and {unequal[1]}",
-                        "equal sizes",
-                        "give both caches one shape",
-                        value.cache,
-                    )
-            probes.append(probe)
-        return probes
+        while True:
+            probe = settle(self.view, seed, numbers, targets, sizes)
+            unequal = self._unequal(probe, batch)
+            if unequal is None:
+                return probe
+            sizes = probe.sizes.copy()
+            if not sizes.unify(*unequal):
+                raise Refused(
+                    "kv-sizes-differ",
+                    "both caches have the batch, pages and length that the operator wants (KV-14, KV-15)",
+                    f"sizes {unequal[0]} and {unequal[1]}",
+                    "equal sizes",
+                    "give both caches one shape",
+                    value.cache,
+                )
 
-    def _unequal(self, probe: Probe, batch: int) -> tuple[int, int] | None:
+    def _batch_under(self, probe: Probe) -> int:
+        """B under a trial size that was not read: the projected row's first dim, or what rows and tokens leave."""
+        shape = probe.shape(self.key_columns.value) or ()
+        if len(shape) > 2:
+            return shape[0]
+        tokens = (probe.shape(self.inputs.key.write.slots.value) or (1,))[-1]
+        return shape[0] // tokens if len(shape) == 2 and tokens and shape[0] % tokens == 0 else shape[0]
+
+    def _unequal(self, probe: Probe, batch: int | None) -> tuple[int, int] | None:
         """Two sizes that the operator wants equal and that are not yet."""
         writes = [row.write for row in self.inputs.rows]
         shapes = [probe.shape(write.cache) or () for write in writes]
         rows = [shape[common.rows_axis(write)] for write, shape in zip(writes, shapes, strict=True)]
         pairs = [(shapes[0][0], shapes[1][0]), (rows[0], rows[1])]
         if self.inputs.mode == "Norm":
-            pairs.append((shapes[0][0], batch))
+            pairs.append((shapes[0][0], self._batch_under(probe) if batch is None else batch))
         leads = [(probe.shape(columns.value) or ())[:-1] for columns in (self.key_columns, self.value_columns)]
         if len(leads[0]) == len(leads[1]):
             pairs += zip(*leads, strict=True)

@@ -37,13 +37,20 @@ def model(
     constants, shapes = constants or {}, shapes or {}
     given = [entry.name if entry.name in types else "" for entry in declared.inputs]
     wanted = [entry.name for entry in declared.outputs] if outputs is None else list(outputs)
-    results = _results(operator, types, attrs)
+    kinds = _results(operator, types, attrs)
     names = [entry.onnx_name if entry.name in wanted else "" for entry in declared.outputs]
     while given[-1] == "":
         given.pop()
     node = helper.make_node(operator, given, names, name="the node", domain=DOMAIN, **_plain(attrs))
+    nodes = [node]
+    for entry in declared.outputs:
+        if entry.name in wanted and kinds[entry.name] == "int4":  # which no Python binding takes out of a session
+            kinds[entry.name] = "int8"
+            packed = f"{entry.name}_packed"
+            node.output[list(node.output).index(entry.onnx_name)] = packed
+            nodes.append(helper.make_node("Cast", [packed], [entry.onnx_name], to=onnx.TensorProto.INT8))
     graph = helper.make_graph(
-        [node],
+        nodes,
         "one_node",
         [
             helper.make_tensor_value_info(name, by_name(types[name]).onnx, shapes.get(name))
@@ -51,13 +58,13 @@ def model(
             if name and name not in constants
         ],
         [
-            helper.make_tensor_value_info(entry.onnx_name, by_name(results[entry.name]).onnx, None)
+            helper.make_tensor_value_info(entry.onnx_name, by_name(kinds[entry.name]).onnx, None)
             for entry in declared.outputs
             if entry.name in wanted
         ],
         [_tensor(name, array) for name, array in constants.items()],
     )
-    imports = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
+    imports = [helper.make_opsetid("", 20 if len(nodes) == 1 else 21), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
     return helper.make_model(graph, opset_imports=imports, ir_version=10)
 
 
@@ -84,6 +91,19 @@ def types_of(inputs: Mapping[str, Array]) -> dict[str, str]:
     return {name: by_numpy(array.dtype).name for name, array in inputs.items()}
 
 
+def ranks_of(operator: str, inputs: Mapping[str, Array]) -> dict[str, int]:
+    """The ranks that a model must declare: where attributes choose the element type of an output."""
+    declared = OPS[operator]
+    known = {entry.type for entry in declared.inputs}
+    chosen = any(entry.type not in known and len(declared.types[entry.type]) > 1 for entry in declared.outputs)
+    return {name: array.ndim for name, array in inputs.items()} if chosen else {}
+
+
+def unnamed(rank: int) -> list[Any]:
+    """A shape of which only the rank is known."""
+    return [None] * rank
+
+
 class Sessions:
     """Sessions by configuration: making one costs more than running it."""
 
@@ -91,15 +111,19 @@ class Sessions:
         self.options = options
         self._made: dict[Any, Any] = {}
 
-    def get(self, operator: str, types: Mapping[str, str], attrs: Mapping[str, Any]) -> Any:
-        key = (operator, tuple(sorted(types.items())), repr(sorted(attrs.items())))
+    def get(
+        self, operator: str, types: Mapping[str, str], attrs: Mapping[str, Any], ranks: Mapping[str, int] | None = None
+    ) -> Any:
+        """The session for a configuration; ``ranks`` declares those of inputs, without sizes."""
+        key = (operator, tuple(sorted(types.items())), repr(sorted(attrs.items())), tuple((ranks or {}).items()))
         if key not in self._made:
-            self._made[key] = session(model(operator, types, attrs), **self.options)
+            shapes = {name: unnamed(rank) for name, rank in (ranks or {}).items()}
+            self._made[key] = session(model(operator, types, attrs, shapes=shapes), **self.options)
         return self._made[key]
 
     def run(self, operator: str, inputs: Mapping[str, Array], attrs: Mapping[str, Any]) -> dict[str, Array]:
         """Results by GE output name."""
-        return results(custom_ort.run(self.get(operator, types_of(inputs), attrs), inputs))
+        return results(custom_ort.run(self.get(operator, types_of(inputs), attrs, ranks_of(operator, inputs)), inputs))
 
 
 def session(proto: onnx.ModelProto, *, threads: int = 1) -> Any:
@@ -117,7 +141,9 @@ def run(
     """Results of a call by GE output name; the inputs named in ``constants`` are initializers."""
     fixed = {name: inputs[name] for name in constants}
     feeds = {name: array for name, array in inputs.items() if name not in fixed}
-    return results(custom_ort.run(session(model(operator, types_of(inputs), attrs, constants=fixed)), feeds))
+    shapes = {name: unnamed(rank) for name, rank in ranks_of(operator, inputs).items()}
+    proto = model(operator, types_of(inputs), attrs, constants=fixed, shapes=shapes)
+    return results(custom_ort.run(session(proto), feeds))
 
 
 def results(outputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -67,7 +67,8 @@ class Sessions:
     ) -> dict[str, Array]:
         """Results by GE output name."""
         types = tuple(sorted(one_node.types_of(inputs).items()))
-        ranks = tuple(inputs[name].ndim for name in OPS[operator].needs_rank)
+        needed = {*OPS[operator].needs_rank, *(entry.name for entry in OPS[operator].inputs if entry.ref)}
+        ranks = tuple((name, array.ndim) for name, array in inputs.items() if name in needed)
         key = (operator, types, ranks, repr(sorted(attrs.items())), opset)
         if key not in self._made:
             self._made[key] = session(carrying(operator, inputs, attrs, opset))

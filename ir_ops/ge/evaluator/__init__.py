@@ -22,7 +22,7 @@ from ir_ops.ge.model import Edge, Model, Node, TensorType, inputs_of, outputs_of
 from ir_ops.ge.naming import sanitise
 from ir_ops.ge.prototypes import find
 
-_FAMILIES = ("sources", "elementwise", "movement", "indexing", "reduction", "products", "quantisation", "fused")
+_FAMILIES = ("sources", "elementwise", "movement", "indexing", "reduction", "products", "fused")
 _INTERFACE = ("Data", "RefData", "NetOutput")
 
 __all__ = ["Execution", "can_run", "execute", "run"]

@@ -1,11 +1,11 @@
-"""Fused operators: the declared ones through their reference, small ones here until they are declared."""
+"""The `ai.ascend` operators, through their reference."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ir_ops.dtypes import Array
-from ir_ops.ge.evaluator.registry import EvalCall, Evaluate, evaluates, evaluators, narrow, wide
+from ir_ops.ge.evaluator.registry import EvalCall, Evaluate, evaluates, narrow, wide
 from ir_ops.ge.infer.fused import declared_attrs
 from ir_ops.ops import OPS
 
@@ -20,10 +20,8 @@ def _declared(call: EvalCall) -> dict[str, Array]:
     return made
 
 
-for _name in OPS:
-    if _name not in evaluators():
-        _function: Evaluate = _declared
-        evaluates(_name)(_function)
+_function: Evaluate = _declared
+evaluates(*OPS)(_function)
 
 
 def _rotated_half(x: Array) -> Array:
@@ -31,44 +29,8 @@ def _rotated_half(x: Array) -> Array:
     return np.concatenate([-second, first], axis=-1)
 
 
-def _rotated_pairs(x: Array) -> Array:
-    return np.stack([-x[..., 1::2], x[..., 0::2]], axis=-1).reshape(x.shape)
-
-
-def rotary_position_embedding(call: EvalCall) -> Array:
-    """x * cos + rotate(x) * sin. Mode 0 turns the two halves, 1 neighbouring pairs."""
-    modes = {0: _rotated_half, 1: _rotated_pairs}
-    if call.attr("mode") not in modes or call.get("rotate") is not None:
-        raise call.error("mode or rotate", str(call.attr("mode")), "mode 0 or 1")
-    x = wide(call.x("x"))
-    return narrow(x * wide(call.x("cos")) + modes[call.attr("mode")](x) * wide(call.x("sin")), call.x("x").dtype)
-
-
+@evaluates("RotaryMul")
 def rotary_mul(call: EvalCall) -> Array:
     """x * r1 + (rotated halves of x) * r2."""
     x = wide(call.x("x"))
     return narrow(x * wide(call.x("r1")) + _rotated_half(x) * wide(call.x("r2")), call.x("x").dtype)
-
-
-def interleave_rope(call: EvalCall) -> Array:
-    """Even columns, then odd ones, then the rotation of halves."""
-    x = wide(call.x("x"))
-    x = np.concatenate([x[..., 0::2], x[..., 1::2]], axis=-1)
-    return narrow(x * wide(call.x("cos")) + _rotated_half(x) * wide(call.x("sin")), call.x("x").dtype)
-
-
-def swi_glu(call: EvalCall) -> Array:
-    """silu(first half) * second half."""
-    a, b = np.split(wide(call.x("x")), 2, axis=int(call.attr("dim")))
-    return narrow(a / (1 + np.exp(-a)) * b, call.x("x").dtype)
-
-
-_SMALL: dict[str, Evaluate] = {
-    "RotaryPositionEmbedding": rotary_position_embedding,
-    "RotaryMul": rotary_mul,
-    "InterleaveRope": interleave_rope,
-    "SwiGlu": swi_glu,
-}
-for _name, _function in _SMALL.items():
-    if _name not in OPS:
-        evaluates(_name)(_function)

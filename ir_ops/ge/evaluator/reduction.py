@@ -51,28 +51,6 @@ def log_softmax(call: EvalCall) -> Array:
     return narrow(np.log(softmax(wide(x), tuple(call.attr("axes")))), x.dtype)
 
 
-def _rms(x: Array, gamma: Array, epsilon: float) -> tuple[Array, Array]:
-    """(x * rstd * gamma, rstd) over the trailing dims that gamma has."""
-    axes = tuple(range(x.ndim - gamma.ndim, x.ndim))
-    rstd = 1 / np.sqrt(np.mean(np.square(x), axis=axes, keepdims=True) + np.float32(epsilon))
-    return x * rstd * gamma, rstd
-
-
-@evaluates("RmsNorm")
-def rms_norm(call: EvalCall) -> dict[str, Array]:
-    x = call.x("x")
-    y, rstd = _rms(wide(x), wide(call.x("gamma")), call.attr("epsilon"))
-    return {"y": narrow(y, x.dtype), "rstd": rstd.astype(np.float32)}
-
-
-@evaluates("AddRmsNorm")
-def add_rms_norm(call: EvalCall) -> dict[str, Array]:
-    dtype = call.x("x1").dtype
-    x = narrow(wide(call.x("x1")) + wide(call.x("x2")), dtype)
-    y, rstd = _rms(wide(x), wide(call.x("gamma")), call.attr("epsilon"))
-    return {"y": narrow(y, dtype), "rstd": rstd.astype(np.float32), "x": x}
-
-
 @evaluates("LayerNorm")
 def layer_norm(call: EvalCall) -> dict[str, Array]:
     """Third output: the variance."""

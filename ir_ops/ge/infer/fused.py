@@ -1,10 +1,10 @@
-"""Output types of fused operators: from the operator declarations, or stated here for the small ones."""
+"""Output types of the `ai.ascend` operators, from their declarations."""
 
 from __future__ import annotations
 
 from ir_ops.declaration import TensorSpec
 from ir_ops.dtypes import by_name
-from ir_ops.ge.infer.call import FLOAT, OpCall, Rule, attr_dtype, infers, rules
+from ir_ops.ge.infer.call import OpCall, Rule, infers
 from ir_ops.ge.model import TensorType
 from ir_ops.ops import OPS
 
@@ -39,36 +39,10 @@ def _declared(call: OpCall) -> dict[str, TensorType]:
     return {name: from_spec(spec) for name, spec in operator.infer(specs, attrs).items()}
 
 
-for _name in OPS:
-    if _name not in rules():
-        _rule: Rule = _declared
-        infers(_name)(_rule)
+_rule: Rule = _declared
+infers(*OPS)(_rule)
 
 
-@infers(*(name for name in ("RotaryPositionEmbedding", "InterleaveRope", "RotaryMul") if name not in OPS))
-def rotary(call: OpCall) -> TensorType:
+@infers("RotaryMul")
+def rotary_mul(call: OpCall) -> TensorType:
     return TensorType(call.dtype("x"), call.shape("x"))
-
-
-@infers(*(name for name in ("AscendQuantV2",) if name not in OPS))
-def ascend_quant(call: OpCall) -> TensorType:
-    return TensorType(attr_dtype(call, "dst_type"), call.shape("x"))
-
-
-@infers(*(name for name in ("DynamicQuant",) if name not in OPS))
-def dynamic_quant(call: OpCall) -> dict[str, TensorType]:
-    shape = call.shape("x")
-    scale = TensorType(FLOAT, None if shape is None else shape[:-1])
-    return {"y": TensorType(attr_dtype(call, "dst_type"), shape), "scale": scale}
-
-
-@infers(*(name for name in ("SwiGlu",) if name not in OPS))
-def swi_glu(call: OpCall) -> TensorType:
-    shape = call.shape("x")
-    if shape is None:
-        return TensorType(call.dtype("x"))
-    axis = call.axis("dim", len(shape))
-    if shape[axis] % 2 and shape[axis] > 0:
-        raise call.error("the split dim is odd", str(shape[axis]), "an even dim")
-    half = shape[axis] // 2 if shape[axis] >= 0 else -1
-    return TensorType(call.dtype("x"), (*shape[:axis], half, *shape[axis + 1 :]))

@@ -45,20 +45,6 @@ def _one_dtype(call: OpCall, *names: str) -> None:
         raise call.error("inputs of different element types", found, "one element type")
 
 
-@infers("RmsNorm")
-def rms_norm(call: OpCall) -> dict[str, TensorType]:
-    _one_dtype(call, "x", "gamma")
-    y = TensorType(call.dtype("x"), call.shape("x"))
-    return {"y": y, "rstd": TensorType(FLOAT, _row_shape(call, "x", "gamma"))}
-
-
-@infers("AddRmsNorm")
-def add_rms_norm(call: OpCall) -> dict[str, TensorType]:
-    _one_dtype(call, "x1", "x2", "gamma")
-    y = TensorType(call.dtype("x1"), call.shape("x1"))
-    return {"y": y, "rstd": TensorType(FLOAT, _row_shape(call, "x1", "gamma")), "x": y}
-
-
 @infers("LayerNorm")
 def layer_norm(call: OpCall) -> dict[str, TensorType]:
     _one_dtype(call, "x", "gamma", "beta")

@@ -29,10 +29,6 @@ _REFUSED: dict[str, dict[str, tuple[str, str]]] = {
     "GatherElements": {"float64": (ERROR, "the operator does not take double")},
     "IsNan": {"bfloat16": (ERROR, "the operator takes float16, float32 and double")},
     "Einsum": {"bfloat16": (ERROR, "the operator takes float16, float32 and int32")},
-    "AscendQuantV2": {
-        "uint8": (ERROR, "the operator quantises floats"),
-        "int8": (ERROR, "the operator quantises floats"),
-    },
     "MatMulV2": {"uint8": (ERROR, "the product takes int8, not uint8")},
     "BatchMatMulV2": {"uint8": (ERROR, "the product takes int8, not uint8")},
     "DynamicQuant": {"float32": (ERROR, "the operator takes float16 and bfloat16")},
@@ -50,6 +46,5 @@ def refused_dtype(op_type: str, name: str, dtype: str) -> tuple[str, str] | None
         declared = next((entry for entry in OPS[op_type].inputs if entry.name == name), None)
         if declared is not None and dtype not in OPS[op_type].types[declared.type]:
             return ERROR, f"the operator takes {' | '.join(OPS[op_type].types[declared.type])}"
-        return None
     base = name.rstrip("0123456789") if op_type in ("ConcatD", "Einsum") else name
     return _REFUSED.get(op_type, {}).get(dtype) if base in _DATA_INPUTS else None

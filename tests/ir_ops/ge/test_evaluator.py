@@ -63,10 +63,11 @@ class TestMeanings:
         split = np.stack([a, c, b_, d], -1)
         interleaved = split * cos + np.stack([-b_, -d, a, c], -1) * sin
         rotate = lambda mode: lambda b, *t: b.RotaryPositionEmbedding(*t, mode=mode)  # noqa: E731
-        np.testing.assert_allclose(evaluate(rotate(0), X, cos, sin), half, rtol=1e-6)
-        np.testing.assert_allclose(evaluate(rotate(1), X, cos, sin), pairs, rtol=1e-6)
+        rows = [array[None, None] for array in (X, cos, sin)]  # B and N of 1
+        np.testing.assert_allclose(evaluate(rotate(0), *rows)[0, 0], half, rtol=1e-6)
+        np.testing.assert_allclose(evaluate(rotate(1), *rows)[0, 0], pairs, rtol=1e-6)
         np.testing.assert_allclose(evaluate(lambda b, *t: b.RotaryMul(*t), X, cos, sin), half, rtol=1e-6)
-        np.testing.assert_allclose(evaluate(lambda b, *t: b.InterleaveRope(*t), X, cos, sin), interleaved, rtol=1e-6)
+        np.testing.assert_allclose(evaluate(lambda b, *t: b.InterleaveRope(*t), *rows)[0, 0], interleaved, rtol=1e-6)
 
     def test_swiglu_activates_the_first_half(self) -> None:
         a, b_ = X[:, :2], X[:, 2:]
@@ -116,7 +117,7 @@ class TestRefusals:
             (lambda b, x: b.GatherElements(x, np.array([[5]]), dim=1), "out of range"),
             (lambda b, x: b.TopKV2(x, np.int64(1)), "k; found int64, wanted int32"),
             (lambda b, x: b.Exp(x, base=2.0), "base, scale or shift"),
-            (lambda b, x: b.RotaryPositionEmbedding(x, x, x, mode=2), "mode or rotate"),
+            (lambda b, x: b.RotaryPositionEmbedding(x, x, x, mode=2), "RP-1: x must have 3 or 4 dims"),
         ],
     )
     def test_what_a_device_does_not_take(self, make: Callable[..., Any], text: str) -> None:

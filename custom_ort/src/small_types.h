@@ -1,0 +1,50 @@
+// Rows of fp32 on their way to the small types of the quantisation operators.
+#pragma once
+
+#include <cmath>
+#include <string>
+
+#include "context.h"
+#include "rows.h"
+
+namespace kvfuse {
+
+constexpr size_t kSmallPiece = 1024;  // elements that are converted at a time; even, for int4
+
+// GE's number of a type in an attribute; kUndefined for one that has no ONNX type.
+inline int TypeOfAttribute(int64_t number) {
+  switch (number) {
+    case 2:
+      return kInt8;
+    case 29:
+      return kInt4;
+    case 35:
+      return kFloat8E5m2;
+    case 36:
+      return kFloat8E4m3fn;
+    default:
+      return kUndefined;
+  }
+}
+
+// The element type that a quantising node's `dst_type` asks for; kUndefined if it is none that ONNX has. The type of
+// an output cannot be told to the runtime without its rank: then it takes the first that the operator has, int8, and
+// the kernel must not run.
+inline int TargetOf(const KernelInfo& info, size_t attribute, size_t output) {
+  const int type = TypeOfAttribute(info.Int(attribute));
+  if (type != kUndefined && type != info.OutputType(output)) {
+    throw Refusal(std::string("the runtime takes y for ") + ElementTypeName(info.OutputType(output)) +
+                  ", dst_type is " + ElementTypeName(type) +
+                  "; the rank of x must be known when a model is loaded: run shape inference");
+  }
+  return type;
+}
+
+// Bytes of `count` elements of a small type; an even count for int4.
+inline size_t SmallBytes(int type, size_t count) { return type == kInt4 ? count / 2 : count; }
+
+// Writes values as int8 or int4 (rounded half to even, clamped, NaN is 0) or as float8 (rounded half to even,
+// saturating at the largest finite value). `count` is at most kSmallPiece, and even for int4.
+void StoreSmall(const RowKernels& kernels, int type, const float* values, size_t count, char* out);
+
+}  // namespace kvfuse

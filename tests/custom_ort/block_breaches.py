@@ -1,0 +1,222 @@
+"""One breach of each rule of the building blocks, as a change of a legal call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ir_ops.dtypes import by_name
+from tests.custom_ort.calls import Call, values
+
+Change = Callable[[Call], None]
+F16 = "float16"
+
+
+@dataclass(frozen=True)
+class Breach:
+    """A rule (the n-th of its id, counted over all products), and a call that breaks it."""
+
+    operator: str
+    rule: str
+    what: str
+    change: Change
+    attrs: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.operator}-{self.rule}-{self.what}".replace(" ", "_")
+
+    def call(self) -> Call:
+        """The legal call that is changed."""
+        call = legal(self.operator)
+        call.attrs.update(self.attrs)
+        return call
+
+
+def legal(operator: str) -> Call:
+    """A small legal call."""
+    rng = np.random.default_rng(1)
+
+    def rows(*shape: int) -> Any:
+        return values(rng, shape, F16)
+
+    made: dict[str, dict[str, Any]] = {
+        "RmsNorm": {"x": rows(2, 3, 8), "gamma": rows(8)},
+        "AddRmsNorm": {"x1": rows(2, 3, 8), "x2": rows(2, 3, 8), "gamma": rows(8)},
+        "RotaryPositionEmbedding": {"x": rows(2, 3, 4, 8), "cos": rows(2, 1, 4, 8), "sin": rows(2, 1, 4, 8)},
+        "InterleaveRope": {"x": rows(2, 3, 4, 8), "cos": rows(2, 1, 4, 8), "sin": rows(2, 1, 4, 8)},
+        "SwiGlu": {"x": rows(2, 3, 8)},
+        "AscendQuantV2": {"x": rows(2, 3, 8), "scale": rows(8), "offset": rows(8)},
+        "DynamicQuant": {"x": rows(2, 3, 8), "smooth_scales": rows(2, 8), "group_index": np.array([2, 6], np.int32)},
+        "ApplyRotaryPosEmb": {"query": rows(2, 3, 4, 8), "key": rows(2, 3, 2, 8), "cos": rows(2, 3, 1, 4),
+                              "sin": rows(2, 3, 1, 4)},
+        "ScatterPaKvCache": {"key": rows(3, 2, 32), "key_cache": rows(4, 5, 2, 32), "value": rows(3, 2, 16),
+                             "value_cache": rows(4, 5, 2, 16), "slot_mapping": np.array([7, -1, 0])},
+    }  # fmt: skip
+    return Call(made[operator], {})
+
+
+def put(name: str, array: Any) -> Change:
+    """Gives an input another value."""
+    return lambda call: call.inputs.update({name: np.asarray(array, call.inputs[name].dtype)})
+
+
+def resize(**shapes: tuple[int, ...]) -> Change:
+    """Gives inputs other shapes; one that is absent is float16."""
+
+    def change(call: Call) -> None:
+        for name, shape in shapes.items():
+            old = call.inputs.get(name)
+            call.inputs[name] = np.zeros(shape, np.float16 if old is None else old.dtype)
+
+    return change
+
+
+def retype(dtype: str, *names: str) -> Change:
+    return lambda call: call.inputs.update({name: call.inputs[name].astype(by_name(dtype).np) for name in names})
+
+
+def both(*changes: Change) -> Change:
+    return lambda call: [change(call) for change in changes] and None
+
+
+def attribute(name: str, value: Any) -> Change:
+    return lambda call: call.attrs.update({name: value})
+
+
+def _breaches(operator: str, *rows: tuple[Any, ...]) -> list[Breach]:
+    return [Breach(operator, rule, what, change, *(rest or ({},))) for rule, what, change, *rest in rows]
+
+
+BREACHES = [
+    *_breaches(
+        "RmsNorm",
+        ("RN-1", "scalar x", put("x", 1.0)),
+        ("RN-1", "gamma of another size", resize(gamma=(7,))),
+        ("RN-1", "gamma of more dims", resize(gamma=(2, 2, 3, 8))),
+        ("RN-1", "gamma without dims", put("gamma", 1.0)),
+        ("RN-2", "gamma of another 16-bit type", retype("bfloat16", "gamma")),
+        ("RN-4", "empty gamma", resize(x=(2, 3, 0), gamma=(0,))),
+        ("RN-5", "epsilon nan", attribute("epsilon", float("nan"))),
+    ),
+    *_breaches(
+        "AddRmsNorm",
+        ("AN-1", "x2 of another type", retype("float32", "x2")),
+        ("AN-1", "gamma of float32", retype("float32", "gamma")),
+        ("AN-1", "scalar x1", put("x1", 1.0)),
+        ("AN-1", "x2 of another shape", resize(x2=(1, 3, 8))),
+        ("AN-2", "gamma of another size", resize(gamma=(3, 7))),
+        ("AN-2", "empty gamma", resize(x1=(2, 3, 0), x2=(2, 3, 0), gamma=(0,))),
+        ("AN-3", "epsilon inf", attribute("epsilon", float("inf"))),
+        ("AN-3", "negative epsilon", attribute("epsilon", -1e-6)),
+    ),
+    *_breaches(
+        "RotaryPositionEmbedding",
+        ("RP-1", "x of rank 2", resize(x=(2, 8))),
+        ("RP-1", "x of rank 5", resize(x=(1, 2, 3, 4, 8))),
+        ("RP-2", "sin of another type", retype("float32", "sin")),
+        ("RP-2", "cos of half the width", resize(cos=(2, 1, 4, 4))),
+        ("RP-2", "cos of another rank", resize(cos=(2, 4, 8))),
+        ("RP-2", "cos of another batch", resize(cos=(3, 1, 4, 8))),
+        ("RP-2", "sin unlike cos", resize(sin=(1, 1, 4, 8))),
+        ("RP-3", "odd width", resize(x=(2, 3, 4, 7), cos=(1, 1, 1, 7), sin=(1, 1, 1, 7))),
+        ("RP-3", "quarters that do not divide",
+         resize(x=(2, 3, 4, 6), cos=(1, 1, 1, 6), sin=(1, 1, 1, 6)), {"mode": 2}),
+        ("RP-4", "unknown mode", attribute("mode", 4)),
+        ("RP-4", "negative mode", attribute("mode", -1)),
+        ("RP-6", "rotate of another size", resize(rotate=(8, 4))),
+    ),
+    *_breaches(
+        "InterleaveRope",
+        ("IR-1", "x of rank 3", resize(x=(2, 4, 8))),
+        ("IR-1", "odd width", resize(x=(2, 3, 4, 7), cos=(2, 1, 4, 7), sin=(2, 1, 4, 7))),
+        ("IR-2", "cos for heads", resize(cos=(2, 3, 4, 8))),
+        ("IR-2", "cos of another batch", resize(cos=(1, 1, 4, 8))),
+        ("IR-2", "cos of rank 3", resize(cos=(2, 4, 8))),
+        ("IR-2", "sin unlike cos", resize(sin=(2, 1, 1, 8))),
+        ("IR-3", "cos of another type", retype("float32", "cos")),
+    ),
+    *_breaches(
+        "SwiGlu",
+        ("SG-1", "scalar x", put("x", 1.0)),
+        ("SG-1", "no such axis", attribute("dim", 3)),
+        ("SG-1", "no such axis from the end", attribute("dim", -4)),
+        ("SG-1", "odd size", attribute("dim", 1)),
+    ),
+    *_breaches(
+        "AscendQuantV2",
+        ("AQ-1", "scale of another type", retype("float32", "scale")),
+        ("AQ-1", "offset of another shape", resize(offset=(1,))),
+        ("AQ-2", "scalar x", put("x", 1.0)),
+        ("AQ-2", "scale of another size", resize(scale=(3,), offset=(3,))),
+        ("AQ-2", "scale of several axes", resize(scale=(2, 1, 8), offset=(2, 1, 8))),
+        ("AQ-3", "no such axis", attribute("axis", 3)),
+        ("AQ-4", "unknown dst_type", attribute("dst_type", 3)),
+        ("AQ-4", "odd rows of int4", resize(x=(2, 3, 7), scale=(1,), offset=(1,)), {"dst_type": 29}),
+        ("AQ-5", "unknown round_mode", attribute("round_mode", "rint")),
+        ("AQ-4", "hybrid int8", attribute("round_mode", "hybrid")),
+        ("AQ-4", "float8 cut off", attribute("round_mode", "trunc"), {"dst_type": 36}),
+    ),
+    *_breaches(
+        "DynamicQuant",
+        ("DQ-1", "x of rank 1", resize(x=(8,))),
+        ("DQ-1", "empty rows", resize(x=(2, 3, 0))),
+        ("DQ-2", "smooth_scales of another type", retype("float32", "smooth_scales")),
+        ("DQ-2", "smooth_scales of another width", resize(smooth_scales=(2, 7))),
+        ("DQ-2", "smooth_scales of other groups", resize(smooth_scales=(3, 8))),
+        ("DQ-2", "group_index of rank 2", resize(group_index=(1, 2))),
+        ("DQ-2", "too many groups", resize(smooth_scales=(1025, 8), group_index=(1025,))),
+        ("DQ-2", "falling row ends", put("group_index", [4, 2])),
+        ("DQ-2", "negative row end", put("group_index", [-1, 6])),
+        ("DQ-2", "row ends beyond the rows", put("group_index", [2, 7])),
+        ("DQ-3", "odd rows of int4", resize(x=(2, 3, 7), smooth_scales=(2, 7)), {"dst_type": 29}),
+        ("DQ-4", "unknown dst_type", attribute("dst_type", 0)),
+    ),
+    *_breaches(
+        "ApplyRotaryPosEmb",
+        ("AR-5", "unknown layout", attribute("layout", 0)),
+        ("AR-6", "unknown rotary_mode", attribute("rotary_mode", "interleave-half")),
+        ("AR-1", "key of another type", retype("float32", "key")),
+        ("AR-1", "query of rank 3", resize(query=(3, 4, 8))),
+        ("AR-1", "rank of another layout", attribute("layout", 4)),
+        ("AR-1", "key of another batch", resize(key=(1, 3, 2, 8))),
+        ("AR-1", "heads in another place", attribute("layout", 3)),
+        ("AR-2", "cos for heads", resize(cos=(2, 3, 4, 4))),
+        ("AR-2", "cos of other tokens", resize(cos=(2, 1, 1, 4))),
+        ("AR-2", "cos of rank 3", resize(cos=(3, 1, 4))),
+        ("AR-2", "sin unlike cos", resize(sin=(1, 3, 1, 4))),
+        ("AR-2", "cos wider than query", resize(cos=(2, 3, 1, 10), sin=(2, 3, 1, 10))),
+        ("AR-2", "odd width", resize(cos=(2, 3, 1, 5), sin=(2, 3, 1, 5))),
+        ("AR-2", "quarters that do not divide",
+         resize(cos=(2, 3, 1, 6), sin=(2, 3, 1, 6)), {"rotary_mode": "quarter"}),
+    ),
+    *_breaches(
+        "ScatterPaKvCache",
+        ("SP-6", "unknown cache_mode", attribute("cache_mode", "PA")),
+        ("SP-6", "unknown scatter_mode", attribute("scatter_mode", "Omni")),
+        ("SP-6", "NZ by heads", both(attribute("cache_mode", "PA_NZ"), attribute("scatter_mode", "NHSD"))),
+        ("SP-6", "compression",
+         lambda call: call.inputs.update({"compress_lens": np.zeros(3, np.int64)})),
+        ("SP-6", "strides", attribute("strides", [1, 2])),
+        ("SP-6", "offsets", attribute("offsets", [0])),
+        ("SP-1", "cache of another type", retype("float32", "key_cache")),
+        ("SP-1", "value of another type", retype("float32", "value", "value_cache")),
+        ("SP-7", "key of rank 2", resize(key=(3, 64))),
+        ("SP-7", "value of other heads", resize(value=(3, 1, 16))),
+        ("SP-4", "fractals that do not divide",
+         both(attribute("cache_mode", "PA_NZ"), resize(key=(3, 2, 24), key_cache=(4, 2, 5, 16),
+                                                       value_cache=(4, 2, 5, 16)))),
+        ("SP-7", "cache of another width", resize(key_cache=(4, 5, 2, 31))),
+        ("SP-7", "cache of rank 3", resize(value_cache=(20, 2, 16))),
+        ("SP-7", "plain cache for fractals", attribute("cache_mode", "PA_NZ")),
+        ("SP-7", "heads in another place", attribute("scatter_mode", "NHSD")),
+        ("SP-7", "unequal pages", resize(value_cache=(5, 5, 2, 16))),
+        ("SP-7", "unequal page sizes", resize(value_cache=(4, 6, 2, 16))),
+        ("SP-7", "a slot too many", resize(slot_mapping=(4,))),
+        ("SP-3", "slot past the end", put("slot_mapping", [7, -1, 20])),
+        ("SP-3", "slot -2", put("slot_mapping", [7, -2, 0])),
+        ("SP-3", "slot twice", put("slot_mapping", [7, 3, 7])),
+    ),
+]  # fmt: skip

@@ -1,0 +1,168 @@
+"""Random legal calls of the building blocks, over all modes, types and shapes of policy ``generic``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ir_ops.dtypes import Array
+from ir_ops.layout import nz_block
+from tests.custom_ort.calls import EIGHT_BIT, FLOATS, Call, contents, values
+
+Rng = np.random.Generator
+WIDTHS = (1, 2, 3, 7, 16, 17, 63, 64, 65, 128, 200)
+
+
+def pick(rng: Rng, options: Any) -> Any:
+    return options[int(rng.integers(len(options)))]
+
+
+def leading(rng: Rng, most: int = 3) -> tuple[int, ...]:
+    """Leading dims; now and then one of them is 0."""
+    shape = tuple(int(rng.integers(1, 5)) for _ in range(int(rng.integers(0, most + 1))))
+    return (0, *shape[1:]) if shape and rng.random() < 0.05 else shape
+
+
+def rms_norm(rng: Rng) -> Call:
+    kind, rows = str(pick(rng, FLOATS)), leading(rng)
+    normed = (int(pick(rng, WIDTHS)),) if rng.random() < 0.7 else (int(rng.integers(1, 4)), int(pick(rng, WIDTHS)))
+    x = values(rng, (*rows, *normed), kind, float(pick(rng, [1.0, 1e-3, 50.0])))
+    gamma = values(rng, normed, kind if rng.random() < 0.6 else "float32")
+    return Call({"x": x, "gamma": gamma}, {"epsilon": float(pick(rng, [1e-6, 1e-5, 0.1]))})
+
+
+def add_rms_norm(rng: Rng) -> Call:
+    call = rms_norm(rng)
+    x, gamma = call.inputs["x"], call.inputs["gamma"]
+    other = (rng.standard_normal(x.shape)).astype(x.dtype)
+    return Call({"x1": x, "x2": other, "gamma": gamma.astype(x.dtype)}, call.attrs)
+
+
+def rotated(rng: Rng, shape: tuple[int, ...], kind: str) -> dict[str, Array]:
+    """Rows with cos and sin that broadcast along some of the leading axes."""
+    parameter = tuple(1 if rng.random() < 0.4 else size for size in shape[:-1])
+    return {
+        "x": values(rng, shape, kind),
+        "cos": values(rng, (*parameter, shape[-1]), kind),
+        "sin": values(rng, (*parameter, shape[-1]), kind),
+    }
+
+
+def rotary_position_embedding(rng: Rng) -> Call:
+    mode = int(rng.integers(4))
+    width = int(pick(rng, [4, 8, 12, 36, 64, 128] if mode == 2 else [2, 6, 14, 64, 66, 128]))
+    shape = (*(int(rng.integers(1, 6)) for _ in range(int(rng.integers(2, 4)))), width)
+    shape = (0, *shape[1:]) if rng.random() < 0.03 else shape
+    inputs = rotated(rng, shape, str(pick(rng, FLOATS)))
+    if rng.random() < 0.2:
+        inputs["rotate"] = values(rng, (width, width), str(inputs["x"].dtype), width**-0.5)
+    return Call(inputs, {"mode": mode})
+
+
+def interleave_rope(rng: Rng) -> Call:
+    batch, heads, tokens = (int(rng.integers(1, 5)) for _ in range(3))
+    width, kind = int(pick(rng, [2, 6, 64, 66, 128])), str(pick(rng, FLOATS))
+    row = (batch, 1, tokens if rng.random() < 0.7 else 1, width)
+    inputs = {"x": values(rng, (batch, heads, tokens, width), kind)}
+    return Call({**inputs, "cos": values(rng, row, kind), "sin": values(rng, row, kind)}, {})
+
+
+def swi_glu(rng: Rng) -> Call:
+    shape = [*leading(rng), int(pick(rng, WIDTHS))]
+    dim = int(rng.integers(-len(shape), len(shape)))
+    shape[dim] = 2 * int(pick(rng, (0, 1, 5, 40, 1100))) if rng.random() < 0.3 else 2 * shape[dim]
+    x = values(rng, tuple(shape), str(pick(rng, FLOATS)), float(pick(rng, [1.0, 10.0, 60.0])))
+    return Call({"x": x}, {"dim": dim} if dim != -1 or rng.random() < 0.5 else {})
+
+
+def ascend_quant_v2(rng: Rng) -> Call:
+    target = int(pick(rng, [2, 2, 2, 29, 35, 36]))
+    shape = (*leading(rng, 2), int(pick(rng, [2, 16, 34, 64, 1100, 2060] if target == 29 else WIDTHS)))
+    axis, kind = int(rng.integers(-len(shape), len(shape))), str(pick(rng, FLOATS))
+    full = tuple(size if at == axis % len(shape) else 1 for at, size in enumerate(shape))
+    form = pick(rng, [(1,), (shape[axis],), full])
+    spread = {2: 30.0, 29: 2.0, 35: 3000.0, 36: 100.0}[target]
+    inputs = {"x": values(rng, shape, kind, float(pick(rng, [1.0, 3.0]))), "scale": values(rng, form, kind, spread)}
+    if rng.random() < 0.6:
+        inputs["offset"] = values(rng, form, kind, 4.0)
+    attrs: dict[str, Any] = {"dst_type": target, "axis": axis}
+    if target in (2, 29):
+        attrs["round_mode"] = str(pick(rng, ["round", "floor", "ceil", "trunc"]))
+    if rng.random() < 0.3:
+        attrs["sqrt_mode"] = True
+        inputs["scale"] = np.sqrt(np.abs(inputs["scale"].astype(np.float32))).astype(inputs["scale"].dtype)
+    return Call(inputs, attrs)
+
+
+def dynamic_quant(rng: Rng) -> Call:
+    target = int(pick(rng, [2, 2, 2, 29, 35, 36]))
+    shape = (*(leading(rng, 2) or (3,)), int(pick(rng, [2, 16, 34, 64, 1100, 2060] if target == 29 else WIDTHS)))
+    kind = str(pick(rng, FLOATS))
+    inputs = {"x": values(rng, shape, kind)}
+    rows = int(np.prod(shape[:-1]))
+    if rows > 1 and rng.random() < 0.3:
+        inputs["x"].reshape(rows, -1)[int(rng.integers(rows))] = 0
+    groups = int(rng.integers(1, 5))
+    if rng.random() < 0.3:
+        ends = np.sort(rng.integers(0, rows + 1, groups)).astype(np.int32)
+        ends[-1] = rows
+        inputs["smooth_scales"], inputs["group_index"] = values(rng, (groups, shape[-1]), kind), ends
+    elif rng.random() < 0.5:
+        inputs["smooth_scales"] = values(rng, shape[-1:], kind)
+    return Call(inputs, {"dst_type": target})
+
+
+def apply_rotary_pos_emb(rng: Rng) -> Call:
+    layout, mode = int(rng.integers(1, 5)), str(pick(rng, ["half", "interleave", "quarter"]))
+    turned = int(pick(rng, [4, 8, 12, 64] if mode == "quarter" else [2, 6, 14, 64]))
+    width = turned + int(pick(rng, [0, 0, 1, 32]))
+    sizes = {name: int(rng.integers(1, 5)) for name in "BST"} | {"D": width}
+    order = {1: "BSND", 2: "SBND", 3: "BNSD", 4: "TND"}[layout]
+    kind = str(pick(rng, FLOATS))
+    rows = [tuple(sizes.get(axis, heads) for axis in order) for heads in rng.integers(1, 5, 2).tolist()]
+    shared = rng.random() < 0.3
+    row = {"N": 1, "D": turned, "B": 1 if shared else sizes["B"]}
+    cos = tuple(row.get(axis, sizes.get(axis, 0)) for axis in order)
+    inputs = {"query": values(rng, rows[0], kind), "key": values(rng, rows[1], kind)}
+    inputs |= {"cos": values(rng, cos, kind), "sin": values(rng, cos, kind)}
+    return Call(inputs, {"layout": layout, "rotary_mode": mode})
+
+
+def scatter_pa_kv_cache(rng: Rng) -> Call:
+    mode, scatter = pick(rng, [("Norm", "None"), ("Norm", "NHSD"), ("PA_NZ", "None")])
+    types = [str(kind) for kind in rng.choice((*FLOATS, *EIGHT_BIT), 2)]
+    types[1] = types[1] if mode == "PA_NZ" else types[0]
+    tokens, heads, block, pages = (int(rng.integers(1, 6)) for _ in range(4))
+    pages += -(-tokens // block)
+    inputs: dict[str, Array] = {}
+    for name, kind in zip(("key", "value"), types, strict=True):
+        d0 = nz_block(kind)
+        width = d0 * int(rng.integers(1, 4)) if mode == "PA_NZ" else int(pick(rng, [1, 3, 16, 65]))
+        inputs[name] = contents(rng, (tokens, heads, width), kind)
+        shape: tuple[int, ...] = (pages, block, heads, width) if scatter == "None" else (pages, heads, block, width)
+        if mode == "PA_NZ":
+            fractals = width // d0
+            shape = (pages, heads * fractals, block, d0) if rng.random() < 0.5 else (pages, heads, fractals, block, d0)
+        inputs[f"{name}_cache"] = contents(rng, shape, kind)
+    if mode == "Norm" and rng.random() < 0.2:
+        inputs["value"] = inputs["value_cache"] = np.zeros(0, inputs["key"].dtype)
+    slots = rng.permutation(pages * block)[:tokens]
+    slots[rng.random(tokens) < 0.2] = -1
+    inputs["slot_mapping"] = slots.astype(pick(rng, [np.int32, np.int64]))
+    return Call(inputs, {"cache_mode": mode, "scatter_mode": scatter})
+
+
+CALLS: dict[str, Callable[[Rng], Call]] = {
+    "RmsNorm": rms_norm,
+    "AddRmsNorm": add_rms_norm,
+    "RotaryPositionEmbedding": rotary_position_embedding,
+    "InterleaveRope": interleave_rope,
+    "SwiGlu": swi_glu,
+    "AscendQuantV2": ascend_quant_v2,
+    "DynamicQuant": dynamic_quant,
+    "ApplyRotaryPosEmb": apply_rotary_pos_emb,
+    "ScatterPaKvCache": scatter_pa_kv_cache,
+}
+"""Operator -> generator of legal calls."""
