@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
-from fusion.engine import Options, apply, count_ops, find, site_of
+from fusion.engine import Options, apply, count_ops, find
 from fusion.model_io import ModelLike, Weights, load, save
 from fusion.normalise import unroll_sequences
 from fusion.result import FusionResult
+from fusion.rules import all_rules
 from ir_ops.declaration import PRODUCTS
 from ir_ops.errors import BadUsage
 from ir_ops.onnx_carry import carry_functions
@@ -90,11 +91,12 @@ def explain(
     loaded = load(model)
     timings = {"load": time.perf_counter() - started}
     before = count_ops(loaded.model)
+    given = loaded.as_given() if loaded.kind == "path" else model
     _prepare(loaded.model)
     found = find(loaded.model, options)
-    sites = [site_of(candidate, proof, len(candidate.region)) for candidate, proof in found.proven]
+    sites = apply(loaded.model, found)  # to a copy: only then is known what else reads a node
     return FusionResult(
-        model=loaded.as_given(),
+        model=given,
         sites=[site for site in sites if layer is None or site.layer == layer],
         refusals=[refusal for refusal in found.refusals if layer is None or refusal.layer == layer],
         timings={**timings, **found.timings},
@@ -107,10 +109,13 @@ def explain(
 def _options(product: str, only: Sequence[str], strict_slots: bool) -> Options:
     if product not in PRODUCTS:
         raise BadUsage("unknown product", found=product, wanted=" | ".join(PRODUCTS))
+    only = (only,) if isinstance(only, str) else tuple(only)
+    fused = sorted(rule.op for rule in all_rules())
     for name in only:
-        if name not in OPS:
-            raise BadUsage("unknown operator", found=name, wanted=" | ".join(sorted(OPS)))
-    return Options(product, tuple(only), strict_slots)
+        if name not in fused:
+            what = "no rule fuses to this operator" if name in OPS else "unknown operator"
+            raise BadUsage(what, found=name, wanted=" | ".join(fused))
+    return Options(product, only, strict_slots)
 
 
 def _prepare(model: ir.Model) -> None:

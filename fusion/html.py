@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections import Counter
 
-from fusion.report import attributes, groups, op_rows, proof_text, refusal_groups
+from fusion.report import attributes, groups, op_rows, proof_text, refusal_facts, refusal_groups
 from fusion.result import FusionResult
 
 _CSS = """
@@ -91,14 +91,8 @@ def _refusals(result: FusionResult) -> list[str]:
     parts = []
     for members in refusal_groups(result.refusals):
         first = members[0]
-        facts = [
-            ("needs", first.fact),
-            ("found", first.found),
-            ("wanted", first.wanted),
-            ("do", first.suggestion),
-        ]
         places = "".join(f"<li><code>{_text(member.place)}</code></li>" for member in members)
         where = f"<details><summary>{len(members)} place(s)</summary><ul>{places}</ul></details>"
         heading = f"{first.rule}: {first.code}" if first.rule else first.code
-        parts.append(f'<section class="bad"><h3>{_text(heading)}</h3>{_facts(facts)}{where}</section>')
+        parts.append(f'<section class="bad"><h3>{_text(heading)}</h3>{_facts(refusal_facts(first))}{where}</section>')
     return parts or ["<p>Nothing that looked like a fused operator.</p>"]

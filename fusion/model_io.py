@@ -99,6 +99,7 @@ def load(model: ModelLike, *, folder: str | os.PathLike[str] | None = None) -> L
 
     Raises:
         BadModel: missing, cut off, not ONNX, or structurally wrong; one line.
+        BadUsage: something else than a model was given.
     """
     if isinstance(model, ir.Model):
         return _load_ir(model)
@@ -106,7 +107,7 @@ def load(model: ModelLike, *, folder: str | os.PathLike[str] | None = None) -> L
         proto, path, base = onnx.ModelProto(), None, None if folder is None else Path(folder)
         proto.CopyFrom(model)
     else:
-        path = Path(model)
+        path = _path(model)
         proto, base = _read(path), path.parent
     where = str(path) if path is not None else proto.graph.name or "model"
     findings = check_proto(proto, where, base)
@@ -118,6 +119,14 @@ def load(model: ModelLike, *, folder: str | os.PathLike[str] | None = None) -> L
         _sort(result, where)
         loaded.notes.append("the graph was not in topological order; it has been sorted")
     return loaded
+
+
+def _path(model: str | os.PathLike[str]) -> Path:
+    try:
+        return Path(model)
+    except TypeError:
+        found, wanted = f"{type(model).__name__} object", "a path, onnx.ModelProto or onnx_ir.Model"
+        raise BadUsage("not a model", found=found, wanted=wanted) from None
 
 
 def _load_ir(model: ir.Model) -> Loaded:
@@ -188,6 +197,8 @@ def _read(path: Path) -> onnx.ModelProto:
         raise BadModel("the file cannot be read", where=where, found=error.strerror or str(error)) from None
     except DecodeError:
         raise BadModel(*_why_undecodable(path), where=where, wanted="an ONNX model") from None
+    except BadModel:
+        raise
     except Exception as error:  # the text formats (.json, .textproto, .onnxtxt) raise parsers' own errors
         raise BadModel(
             "the file cannot be parsed",

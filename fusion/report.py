@@ -1,10 +1,11 @@
-"""Results for people: plain text of 100 columns, and a page of HTML that needs nothing else.
+"""Results for people: plain text of at most 100 columns. The page of HTML is `fusion.html`.
 
 The JSON form is `fusion.result`'s own ``to_json()``.
 """
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,13 +15,17 @@ from typing import Any
 from fusion.result import Difference, FusionResult, Proof, Refusal, Site, VerifyResult
 
 WIDTH = 100
+_IN_A_NAME = re.compile(r"(?<=[A-Za-z][._/])\d+")
+"""A number that a name counts with: layers.3, node_cat_7, cache.0; not the digits of float16 or of 0.5."""
+_CONSTRAINT = re.compile(r"[A-Z]+-\d+")
 
 
 @dataclass(frozen=True)
 class Style:
-    """How text is marked; without colour every mark is the text itself."""
+    """How text is marked and how wide it may be; without colour every mark is the text itself."""
 
     colour: bool = False
+    width: int = WIDTH
 
     def _mark(self, code: str, text: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self.colour else text
@@ -54,12 +59,12 @@ def table(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[str]
     ]
 
 
-def wrapped(label: str, text: str, indent: int = 4) -> list[str]:
+def wrapped(label: str, text: str, width: int = WIDTH, indent: int = 4) -> list[str]:
     """``label  text`` with the text wrapped beside its label."""
     head = " " * indent + f"{label:<9}"
     return textwrap.wrap(
         text,
-        WIDTH,
+        width,
         initial_indent=head,
         subsequent_indent=" " * len(head),
         break_long_words=False,
@@ -81,11 +86,23 @@ def ranges(numbers: Iterable[int]) -> str:
 # --- a fusion --------------------------------------------------------------------------------------------------------
 
 
-def fusion_text(result: FusionResult, style: Style = PLAIN) -> str:
-    """The whole report: operators before and after, the sites, the places left alone."""
-    notes = [f"note: {note}" for note in result.notes]
-    lines = [*op_lines(result, style), *_site_lines(result, style), *_refusal_lines(result, style)]
+def fusion_text(result: FusionResult, style: Style = PLAIN, *, planned: bool = False) -> str:
+    """The whole report: operators before and after, the sites, the places left alone.
+
+    ``planned``: it is `explain`'s, and speaks of what would be.
+    """
+    lines = [*op_lines(result, style), *_site_lines(result, style, planned), *_refusal_lines(result, style)]
+    notes = note_lines(result.notes, style)
     return "\n".join([*lines, *([""] if notes else []), *notes])
+
+
+def note_lines(notes: Iterable[str], style: Style = PLAIN) -> list[str]:
+    """``note: ..`` lines, wrapped."""
+    return [line for note in notes for line in _paragraph(f"note: {note}", style, "      ")]
+
+
+def _paragraph(text: str, style: Style, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, style.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def op_rows(result: FusionResult) -> tuple[list[tuple[str, int, int]], int]:
@@ -101,7 +118,7 @@ def op_lines(result: FusionResult, style: Style = PLAIN) -> list[str]:
     changed, same = op_rows(result)
     total = (result.ops_before.total(), result.ops_after.total())
     if not changed:
-        return [style.bold(f"{total[0]} nodes" + (", unchanged" if result.sites else "")), ""]
+        return [style.bold(f"{total[0]} nodes"), ""]
     cells = [["operator", "before", "after", ""]]
     cells += [[name, str(before), str(after), f"{after - before:+d}"] for name, before, after in changed]
     if same:
@@ -155,29 +172,31 @@ def proof_text(proof: Proof | None) -> str:
     return text + (f"; {proof.text}" if proof.text else "")
 
 
-def _site_lines(result: FusionResult, style: Style) -> list[str]:
+def _site_lines(result: FusionResult, style: Style, planned: bool) -> list[str]:
+    title = "would be fused: " if planned else "fused: "
     if not result.sites:
-        return [style.bold("fused: nothing"), ""]
+        return [style.bold(title + "nothing"), ""]
     counts = Counter(site.op for site in result.sites)
-    title = "would be fused: " if result.ops_before == result.ops_after else "fused: "
     lines = [style.bold(title + ", ".join(f"{count} x {op}" for op, count in counts.items()))]
     for group in groups(result.sites):
         site = group.first
         lines += ["", f"  {style.good(site.op)}  {group.where}"]
-        if len(group.sites) == 1:
-            lines += wrapped("node", f"{site.name}, stands for {site.removed} nodes")
-        else:
-            lines += wrapped(
-                "nodes", f"{site.name} and {len(group.sites) - 1} more, each stands for {site.removed} nodes"
-            )
-        if site.attrs:
-            lines += wrapped("with", attributes(site.attrs))
-        lines += wrapped("proof", _group_proof(group))
-        for assumption in site.assumptions:
-            lines += wrapped("assumes", assumption)
-        for note in site.notes:
-            lines += wrapped("note", note)
+        facts = [
+            ("node", f"{site.name}, stands for {site.removed} nodes"),
+            ("with", attributes(site.attrs)),
+            ("proof", _group_proof(group)),
+            *(("assumes", text) for text in site.assumptions),
+            *(("note", text) for text in site.notes),
+        ]
+        if len(group.sites) > 1:
+            more = len(group.sites) - 1
+            facts[0] = ("nodes", f"{site.name} and {more} more, each stands for {site.removed} nodes")
+        lines += _fact_lines(facts, style)
     return [*lines, ""]
+
+
+def _fact_lines(facts: Iterable[tuple[str, str]], style: Style) -> list[str]:
+    return [line for label, text in facts if text for line in wrapped(label, text, style.width)]
 
 
 def _group_proof(group: SiteGroup) -> str:
@@ -185,7 +204,8 @@ def _group_proof(group: SiteGroup) -> str:
     own = [proof for proof in proven if proof.shared_with is None]
     text = proof_text((own or proven or [None])[0])  # type: ignore[list-item]
     shared = len(proven) - len(own)
-    return text + (f" (proven once, {shared} more of the same structure)" if shared and own else "")
+    times = "once" if len(own) == 1 else f"{len(own)} times"
+    return text + (f" (proven {times}, {shared} more of the same structure)" if shared and own else "")
 
 
 def _refusal_lines(result: FusionResult, style: Style) -> list[str]:
@@ -198,24 +218,29 @@ def _refusal_lines(result: FusionResult, style: Style) -> list[str]:
         refusal = members[0]
         rule = f"{refusal.rule}: " if refusal.rule else ""
         lines += ["", f"  {style.bad(refusal.code)}  {rule}{len(members)} place(s)"]
-        for label, text in (
-            ("needs", refusal.fact),
-            ("found", refusal.found),
-            ("wanted", refusal.wanted),
-            ("do", refusal.suggestion),
-        ):
-            if text:
-                lines += wrapped(label, text)
         shown = "; ".join(member.place for member in members[:4])
-        lines += wrapped("at", shown + (f" and {len(members) - 4} more" if len(members) > 4 else ""))
+        more = f" and {len(members) - 4} more" if len(members) > 4 else ""
+        lines += _fact_lines([*refusal_facts(refusal), ("at", shown + more)], style)
     return lines
 
 
+def refusal_facts(refusal: Refusal) -> list[tuple[str, str]]:
+    """What a refusal says, each text with its label: a constraint is a rule that is broken, others are needs."""
+    of_contract = _CONSTRAINT.fullmatch(refusal.code) is not None
+    return [
+        ("rule" if of_contract else "needs", refusal.fact),
+        ("found", refusal.found),
+        ("wanted", refusal.wanted),
+        ("from" if of_contract else "do", refusal.suggestion),
+    ]
+
+
 def refusal_groups(refusals: Iterable[Refusal]) -> list[list[Refusal]]:
-    """Refusals of one code, rule and fact together; the most frequent reason first."""
+    """Refusals of one code, rule and fact together, whatever number the names in them have; the most frequent first."""
     found: dict[tuple[str, ...], list[Refusal]] = {}
     for refusal in refusals:
-        key = (refusal.code, refusal.rule, refusal.fact, refusal.found, refusal.wanted)
+        texts = (refusal.fact, refusal.found, refusal.wanted)
+        key = (refusal.code, refusal.rule, *(_IN_A_NAME.sub("*", text) for text in texts))
         found.setdefault(key, []).append(refusal)
     return sorted(found.values(), key=len, reverse=True)
 
@@ -232,14 +257,13 @@ def verify_text(result: VerifyResult, style: Style = PLAIN) -> str:
     for item, line in zip(result.differences, lines[1:], strict=True):
         marked.append(line if item.ok else style.bad(line))
         if not item.ok and item.note:
-            marked += wrapped("", item.note, indent=2)
+            marked += wrapped("", item.note, style.width, indent=2)
     bad = [item for item in result.differences if not item.ok]
     if result.ok:
         verdict = style.good(f"equal: {len(result.differences)} comparisons over {len(result.cases)} case(s)")
     else:
         verdict = style.bad(f"NOT equal: {len(bad)} of {len(result.differences)} comparisons failed")
-    notes = [f"note: {note}" for note in result.notes]
-    return "\n".join([*marked, "", verdict, *textwrap.wrap(result.how, WIDTH), *notes])
+    return "\n".join([*marked, "", verdict, *_paragraph(result.how, style), *note_lines(result.notes, style)])
 
 
 def _difference_row(item: Difference) -> list[str]:

@@ -19,6 +19,7 @@ from fusion.model_io import ModelLike, to_proto
 from fusion.widen import has_bfloat16, widened
 from ir_ops.dtypes import Array, DType, by_name
 from ir_ops.errors import BadInput, BadModel, KvfuseError
+from ir_ops.ops import DOMAIN
 
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _SILENT = 4
@@ -125,7 +126,10 @@ def open_model(model: ModelLike, *, kernels: bool, folder: Path | None = None) -
 
 
 def _refused(where: str, error: Exception) -> BadModel:
-    return BadModel("ONNX Runtime does not load the model", where=where, found=str(error).splitlines()[0])
+    found = str(error).splitlines()[0]
+    bare = "not a registered function/op" in found and f"{DOMAIN}:" in found
+    hint = "a fused model without function bodies runs with the kvfuse kernels only" if bare else ""
+    return BadModel("ONNX Runtime does not load the model", where=where, found=found, hint=hint)
 
 
 def _session(model: ModelLike, kernels: bool, folder: Path | None) -> Any:

@@ -21,7 +21,7 @@ from fusion.model_io import ModelLike, load
 from fusion.result import ASSUMPTIONS_KEY, Difference, VerifyResult
 from fusion.runtime import Runner, open_model
 from ir_ops.dtypes import Array
-from ir_ops.errors import BadInput
+from ir_ops.errors import BadInput, BadUsage
 from ir_ops.npz import load_npz
 
 Arrays = str | os.PathLike[str] | Mapping[str, Array]
@@ -56,7 +56,10 @@ def verify(
     Raises:
         BadModel: a model cannot be loaded.
         BadInput: feeds do not fit, none could be made up, or the models have different inputs.
+        BadUsage: less than one case, or a negative seed.
     """
+    if cases < 1 or seed < 0:
+        raise BadUsage("no such made-up inputs", found=f"cases {cases}, seed {seed}", wanted="cases > 0, seed >= 0")
     ours, theirs = load(original).model, load(fused).model
     first = _open(original, kernels=False)
     second = _open(fused, kernels=kernel)
@@ -183,7 +186,7 @@ def _compare_feed(
 def _how(first: Runner, second: Runner) -> str:
     import onnxruntime
 
-    ours = "with the kvfuse kernels" if second.kernels else "its function bodies, without the kvfuse kernels"
+    ours = "with the kvfuse kernels" if second.kernels else "by its function bodies, without the kvfuse kernels"
     text = f"both in ONNX Runtime {onnxruntime.__version__} on the CPU, the fused model {ours}"
     if first.wide and second.wide:
         return f"{text}; every bfloat16 widened to float32 on both sides (no bfloat16 arithmetic there)"

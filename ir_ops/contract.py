@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ir_ops.declaration import Case, Finding, Rule, Shape, Undecided, shape_differs, shape_text
+from ir_ops.declaration import Attrs, Case, Finding, Rule, Shape, Undecided, shape_differs, shape_text
 from ir_ops.dtypes import by_name
 from ir_ops.layout import CacheMode, nz_block
 
@@ -126,6 +126,28 @@ def shape_is(wanted: Callable[[Case], Shape], *names: str) -> Rule:
                 yield f"{name} {shape_text(case.shape(name))}", shape_text(wanted(case))
 
     return rule
+
+
+def elements_are(wanted: Size, *names: str) -> Rule:
+    """The given ones of ``names`` have that many elements, in whatever shape."""
+
+    def rule(case: Case) -> Iterator[Finding]:
+        for name in names:
+            if not case.has(name):
+                continue
+            shape, count = case.shape(name), wanted(case)
+            if None not in shape and int(np.prod([dim or 0 for dim in shape], dtype=object)) != count:
+                yield f"{name} {shape_text(shape)}", f"{count} elements"
+
+    return rule
+
+
+def int_list(attrs: Attrs, name: str, count: int) -> list[int]:
+    """A list attribute; undecided while it has another length or is not known."""
+    found = attrs.get(name)
+    if not isinstance(found, list) or len(found) != count:
+        raise Undecided(name)
+    return [int(size) for size in found]
 
 
 def divisors(*names: str) -> Rule:
@@ -273,19 +295,21 @@ def index_shape(mode: ModeOf, batch: Size, tokens: Size, page: Size) -> Rule:
     return rule
 
 
-def index_values(mode: ModeOf, batch: Size, rows: Size, blocks: Size, name: str = "index") -> Rule:
+def index_values(mode: ModeOf, batch: Size, rows: Size, blocks: Size, name: str = "index", *, lowest: int = -1) -> Rule:
     """Each index is -1 or a slot of the cache, and no slot (page, by block) is written twice.
 
+    With ``lowest`` 0 there is no -1.
     ``rows`` are the token rows of a page, or of one batch's own cache; slots of different batches are distinct there.
     """
 
     def rule(case: Case) -> Iterator[Finding]:
         found, index = mode(case), case.value(name).reshape(-1)
         limit = rows(case) if found.slot == "row" else blocks(case) * rows(case)
-        outside = np.flatnonzero((index < -1) | (index >= limit))
+        outside = np.flatnonzero((index < lowest) | (index >= limit))
         if outside.size:
             place = int(outside[0])
-            yield f"{name}[{place}] = {int(index[place])}", f"-1 (skip) to {limit - 1}"
+            skip = "-1 (skip)" if lowest < 0 else "0"
+            yield f"{name}[{place}] = {int(index[place])}", f"{skip} to {limit - 1}"
             return
         unit = _nonzero(rows(case)) if found.slot == "block" else 1
         places = np.flatnonzero(index >= 0)

@@ -115,14 +115,17 @@ class Attr:
         return isinstance(value, str)
 
     def plain(self, value: Any) -> AttrValue:
-        """An accepted value as a Python object: bytes decoded, Bool as bool, numpy numbers as Python ones."""
+        """An accepted value as a Python object: bytes decoded, Bool as bool, numpy numbers as Python ones.
+
+        Any other value stays as it is, where that can be.
+        """
         if isinstance(value, bytes):
             return value.decode()
         if isinstance(value, np.generic):
             value = value.item()
         if self.type == "Bool" and value in (0, 1):
             return bool(value)
-        return [int(item) for item in value] if self.type == "ListInt" else value
+        return [int(item) for item in value] if self.type == "ListInt" and self.accepts(value) else value
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from ir_ops.declaration import PRODUCTS, Attr, Constraint, Operator
@@ -100,16 +101,16 @@ def _constraint(entry: Constraint) -> tuple[str, ...]:
     return entry.id, entry.text, products, "refused" if effect == "error" else effect
 
 
-def contract_text(op: Operator) -> str:
-    """The contract as plain text, lines of at most 120 characters except wide tables."""
+def contract_text(op: Operator, width: int = 100) -> str:
+    """The contract as plain text, in lines of at most ``width`` characters."""
     parts: list[str] = []
     for section in sections(op):
         lines = [section.title, "-" * len(section.title)]
         for paragraph in section.paragraphs:
-            lines += [textwrap.fill(_plain(paragraph), _WIDTH), ""]
-        lines += _aligned([[_plain(cell) for cell in row] for row in section.table])
+            lines += [textwrap.fill(_plain(paragraph), width), ""]
+        lines += _aligned([[_plain(cell) for cell in row] for row in section.table], width)
         for item in section.items:
-            lines.append(textwrap.fill(_plain(item), _WIDTH, initial_indent="* ", subsequent_indent="  "))
+            lines.append(textwrap.fill(_plain(item), width, initial_indent="* ", subsequent_indent="  "))
         parts.append("\n".join(lines).rstrip())
     return "\n\n".join(parts) + "\n"
 
@@ -118,11 +119,27 @@ def _plain(text: str) -> str:
     return text.replace("`", "")
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+def _aligned(table: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Lines with columns of equal width; where they do not fit, the widest columns are wrapped inside their cells."""
     if not table:
         return []
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    columns = list(zip(*table, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    narrowest = [max(len(word) for cell in column for word in cell.split() or [""]) for column in columns]
+    while sum(widths) + 2 * len(widths) - 2 > width:
+        spare = [(natural, place) for place, natural in enumerate(widths) if natural > narrowest[place]]
+        if not spare:
+            break
+        widths[max(spare)[1]] -= 1
+    lines = []
+    for row in table:
+        cells = [
+            textwrap.wrap(cell, size, break_long_words=False, break_on_hyphens=False)
+            for cell, size in zip(row, widths, strict=True)
+        ]
+        for parts in zip_longest(*cells, fillvalue=""):
+            lines.append("  ".join(part.ljust(size) for part, size in zip(parts, widths, strict=True)).rstrip())
+    return lines
 
 
 def contract_markdown(op: Operator) -> str:

@@ -26,7 +26,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         yield part
         part.replace(target)
-    except PermissionError as error:
-        raise KvfuseError("cannot write", where=str(target), found=error.strerror or "no permission") from None
+    except OSError as error:
+        if error.filename is not None and os.fspath(error.filename) != os.fspath(part):
+            raise  # something else was read or written meanwhile
+        raise KvfuseError("cannot write", where=str(target), found=error.strerror or str(error)) from None
     finally:
         part.unlink(missing_ok=True)

@@ -41,8 +41,9 @@ class CacheMode:
         order: how the memory is ordered.
         slot: what an index element means: ``row`` (row in the token's own batch, index ``[B, S]``), ``slot`` (flat
             ``page * block_size + row``, index ``[B*S]``), ``block`` (start slot of a page that takes ``block_size``
-            consecutive tokens, index ``[B*ceil(S/block_size)]``), ``page`` (the number of such a page), ``token`` (no
-            index: rows in the order of the tokens).
+            consecutive tokens, index ``[B*ceil(S/block_size)]``), ``start`` (row of a batch's first token in the
+            batch's own cache, the others follow, index ``[B]``), ``page`` (the number of a page that takes
+            ``block_size`` consecutive tokens), ``token`` (no index: rows in the order of the tokens).
     """
 
     name: str
@@ -51,7 +52,7 @@ class CacheMode:
 
     @property
     def paged(self) -> bool:
-        return self.slot not in ("row", "token")
+        return self.slot not in ("row", "start", "token")
 
 
 KV_CACHE_MODES = {
@@ -70,6 +71,12 @@ KV_CACHE_MODES = {
 
 QKV_CACHE_MODES = {"PA_NZ": CacheMode("PA_NZ", "NZ", "slot")}
 """The mode of QkvRmsNormRopeCache. Its caches are declared with the dims of the memory, :data:`FRACTAL_TEXT`."""
+
+DEQUANT_CACHE_MODES = {
+    "contiguous": CacheMode("contiguous", "BSND", "start"),
+    "page": CacheMode("page", "BSND", "slot"),
+}
+"""The modes of DequantRopeQuantKvcache. A contiguous cache has the batches where a paged one has pages."""
 
 FRACTAL_TEXT = "[block_num, N*D/d0, block_size, d0]"
 

@@ -9,6 +9,7 @@ import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -36,12 +37,25 @@ def load_npz(path: str | os.PathLike[str]) -> dict[str, Array]:
         BadInput: the file is missing, is not an npz file, or holds pickled objects.
     """
     try:
-        with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            return dict(_decoded(key, file[key]) for key in file.files)
+        with Path(path).open("rb") as raw:
+            if not zipfile.is_zipfile(raw):  # numpy would read other formats, too
+                raise BadInput("not a readable npz file", where=str(path), found=_what_else(raw))
+            raw.seek(0)
+            with np.load(raw, allow_pickle=False) as file:
+                return dict(_decoded(key, file[key]) for key in file.files)
     except FileNotFoundError:
         raise BadInput("no such file", where=str(path)) from None
     except (OSError, ValueError, zipfile.BadZipFile, EOFError, AttributeError) as error:
-        raise BadInput("not a readable npz file", where=str(path), found=str(error)) from None
+        found = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise BadInput("not a readable npz file", where=str(path), found=found) from None
+
+
+def _what_else(file: BinaryIO) -> str:
+    file.seek(0)
+    start = file.read(6)
+    if start == b"\x93NUMPY":
+        return "one array without a name (.npy; save with numpy.savez)"
+    return "no archive of arrays" if start else "an empty file"
 
 
 def _decoded(key: str, array: Array) -> tuple[str, Array]:

@@ -37,23 +37,18 @@ def rotate(xp: Numeric, x: Any, cos: Any, sin: Any, mode: str) -> Any:
     cos and sin are as wide as x and broadcast against it.
     """
     width = xp.dim(x, -1)
-    column, half = xp.arange(width), width // 2
-    if mode == "interleave":
-        partner, upper = column + 1 - column % 2 * 2, column % 2
-    elif mode == "quarter":
-        quarter, inner = half // 2, column % half
-        partner, upper = column // half * half + (inner + quarter) % half, inner // quarter
-    else:
-        partner, upper = (column + half) % width, column // half
+    if mode == "half":
+        return rotate_halves(xp, x, cos, sin, width)
     if mode == "interleave-half":
-        # columns are first put in the order even, odd
-        own = column % half * 2 + column // half
-        partner = partner % half * 2 + partner // half
-        straight = xp.take_columns(x, own)
-    else:
-        straight = x
-    sign = xp.cast(upper, "float32") * 2.0 - 1.0
-    return straight * cos + xp.take_columns(x, partner) * sign * sin
+        return rotate_interleaved(xp, x, cos, sin, width)
+    if mode == "quarter":
+        half = width // 2
+        ends = ((0, half), (half, width))
+        x_, cos_, sin_ = ([xp.columns(part, *bounds) for bounds in ends] for part in (x, cos, sin))
+        return xp.concat_columns([rotate_halves(xp, x_[i], cos_[i], sin_[i], half) for i in range(2)])
+    column = xp.arange(width)
+    sign = xp.cast(column % 2, "float32") * 2.0 - 1.0
+    return x * cos + xp.take_columns(x, column + 1 - column % 2 * 2) * sign * sin
 
 
 def silu(xp: Numeric, x: Any) -> Any:
@@ -82,10 +77,28 @@ def rotate_interleaved(xp: Numeric, x: Any, cos: Any, sin: Any, width: Any) -> A
 def rotate_halves(xp: Numeric, x: Any, cos: Any, sin: Any, width: Any) -> Any:
     """Rotates pairs ``(x[j], x[width/2 + j])`` where they are, in the type of x: halves in, halves out."""
     half = width // 2
-    first, second = xp.columns(x, 0, half), xp.columns(x, half, width)
-    low = first * xp.columns(cos, 0, half) - second * xp.columns(sin, 0, half)
-    high = second * xp.columns(cos, half, width) + first * xp.columns(sin, half, width)
+    crossed = xp.concat_columns([xp.columns(x, half, width), xp.columns(x, 0, half)])
+    # products that are moved twice before they are added: ONNX Runtime, which computes fp16 in fp32, rounds them then
+    products = xp.concat_columns([x * cos, crossed * sin])
+    low = xp.columns(products, 0, half) - xp.columns(products, width, width + half)
+    high = xp.columns(products, half, width) + xp.columns(products, width + half, width * 2)
     return xp.concat_columns([low, high])
+
+
+def dequantise(xp: Numeric, x: Any, weight_scale: Any, activation_scale: Any, bias: Any) -> Any:
+    """int32 rows ``[T, H]`` as fp32: times the scales, an int32 bias added (wrapping) before and any other after.
+
+    ``weight_scale`` and ``bias`` have H elements, ``activation_scale`` T; the last two may be None.
+    """
+    before = bias is not None and xp.dtype(bias) == "int32"
+    if before:
+        x = x + xp.reshape(bias, [1, -1])
+    x = xp.cast(x, "float32") * xp.reshape(weight_scale, [1, -1])
+    if activation_scale is not None:
+        x = x * xp.reshape(activation_scale, [-1, 1])
+    if bias is not None and not before:
+        x = x + xp.reshape(xp.cast(bias, "float32"), [1, -1])
+    return x
 
 
 def store(
@@ -126,6 +139,9 @@ def slots(xp: Numeric, mode: CacheMode, index: Any, batch: Any, tokens: Any, row
         return Slots(mode, token // tokens, slot, slot >= 0, rows)
     if mode.slot == "slot":
         return Slots(mode, slot // rows, slot % rows, slot >= 0, rows)
+    if mode.slot == "start":
+        batch_of = token // tokens
+        return Slots(mode, batch_of, xp.take(slot, batch_of) + token % tokens, token >= 0, rows)
     pages = (tokens + (rows - 1)) // rows
     slot = xp.take(slot, token // tokens * pages + token % tokens // rows)
     return Slots(mode, slot // rows, token % tokens % rows, slot >= 0, rows)

@@ -20,7 +20,7 @@ from ir_ops.npz import load_npz
 
 FOLDER = Path(__file__).parent / "data" / "golden"
 BLOCKS = Path(__file__).parent / "data" / "golden2"
-COUNTS = {"KvRmsNormRopeCache": 29, "QkvRmsNormRopeCache": 16}
+COUNTS = {"KvRmsNormRopeCache": 29, "QkvRmsNormRopeCache": 16, "DequantRopeQuantKvcache": 15}
 """Published cases of each operator that must be there."""
 
 

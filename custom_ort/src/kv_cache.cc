@@ -34,19 +34,22 @@ size_t FirstRepeat(const int64_t* slots, size_t count, int64_t page_rows) {
 namespace {
 
 std::string Element(const char* name, size_t place, int64_t value) {
-  return name + ("[" + std::to_string(place)) + "] = " + std::to_string(value);
+  return std::string(name) + "[" + std::to_string(place) + "] = " + std::to_string(value);
 }
 
 }  // namespace
 
-void Slots::Check(const Constraint& constraint, const char* name) const {
+void Slots::Check(const Constraint& constraint, const char* name, int64_t lowest) const {
   const size_t count = Count();
-  const int64_t limit = static_cast<int64_t>(meaning_ == SlotMeaning::kRow ? rows_ : pages_ * rows_);
+  const bool own = meaning_ == SlotMeaning::kRow || meaning_ == SlotMeaning::kStart;
+  int64_t limit = static_cast<int64_t>(own ? rows_ : pages_ * rows_);
+  if (meaning_ == SlotMeaning::kStart) limit -= static_cast<int64_t>(tokens_) - 1;
   for (size_t i = 0; i < count; ++i) {
-    if (index_[i] < -1 || index_[i] >= limit) {
-      Refuse(constraint, Element(name, i, index_[i]), "-1 (skip) to " + std::to_string(limit - 1));
+    if (index_[i] < lowest || index_[i] >= limit) {
+      Refuse(constraint, Element(name, i, index_[i]), (lowest < 0 ? "-1 (skip) to " : "0 to ") + Text(limit - 1));
     }
   }
+  if (meaning_ == SlotMeaning::kStart) return;  // rows of different batches are distinct
   const size_t group = meaning_ == SlotMeaning::kRow ? tokens_ : count;
   const int64_t page_rows = meaning_ == SlotMeaning::kBlock ? static_cast<int64_t>(rows_) : 1;
   for (size_t start = 0; start < count; start += group) {

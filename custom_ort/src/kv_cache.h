@@ -14,15 +14,15 @@ namespace kvfuse {
 enum class CacheOrder { kBnsd, kBsnd, kNz };
 
 // What an index element means: a row in the token's own batch, a flat slot page * rows + row, or the first slot of a
-// page that takes the next `rows` tokens.
-enum class SlotMeaning { kRow, kSlot, kBlock };
+// page that takes the next `rows` tokens; or, one for each batch, the row of the batch's first token in its own cache.
+enum class SlotMeaning { kRow, kSlot, kBlock, kStart };
 
 struct CacheMode {
   const char* name;
   CacheOrder order;
   SlotMeaning slot;
 
-  bool paged() const { return slot != SlotMeaning::kRow; }
+  bool paged() const { return slot == SlotMeaning::kSlot || slot == SlotMeaning::kBlock; }
 };
 
 struct CacheLayout {
@@ -68,13 +68,19 @@ class Slots {
   size_t Count() const { return batch_ * PerBatch(); }
 
   // Refuses an element out of range, and two that name one row (of a batch) or one page. Reads every element.
-  void Check(const Constraint& constraint, const char* name = "index") const;
+  // `lowest` is -1 where a slot may be skipped, else 0.
+  void Check(const Constraint& constraint, const char* name = "index", int64_t lowest = -1) const;
 
   bool Find(size_t batch, size_t s, size_t* page, size_t* row) const {
     const size_t place = meaning_ == SlotMeaning::kBlock ? batch * PerBatch() + s / rows_ : batch * tokens_ + s;
-    const int64_t slot = index_[place];
+    const int64_t slot = index_[meaning_ == SlotMeaning::kStart ? batch : place];
     if (slot < 0) return false;
     const size_t value = static_cast<size_t>(slot);
+    if (meaning_ == SlotMeaning::kStart) {
+      *page = batch;
+      *row = value + s;
+      return true;
+    }
     if (meaning_ == SlotMeaning::kRow || flat_) {
       *page = flat_ ? 0 : batch;
       *row = value;
@@ -86,7 +92,10 @@ class Slots {
   }
 
  private:
-  size_t PerBatch() const { return meaning_ == SlotMeaning::kBlock ? (tokens_ + rows_ - 1) / rows_ : tokens_; }
+  size_t PerBatch() const {
+    if (meaning_ == SlotMeaning::kStart) return 1;
+    return meaning_ == SlotMeaning::kBlock ? (tokens_ + rows_ - 1) / rows_ : tokens_;
+  }
 
   SlotMeaning meaning_;
   bool flat_;  // pages follow each other without a gap: no need to divide

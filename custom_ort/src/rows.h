@@ -50,7 +50,9 @@ struct RowKernels {
   void (*rope_interleaved[kFloatKinds])(const float* x, const void* cos, const void* sin, size_t n, float* y);
   // Rotation by halves with cos and sin in fp32, n even, rounded half to even to the kind. y must not overlap x.
   void (*rope_halves[kFloatKinds])(const float* x, const float* cos, const float* sin, size_t n, void* y);
-  // The same of x / rms * gamma.
+  // The same in fp16 arithmetic, to fp16: x, cos and sin, each product and each sum are rounded.
+  void (*rope_halves_float16)(const float* x, const float* cos, const float* sin, size_t n, void* y);
+  // The same as rope_halves of x / rms * gamma.
   void (*normalise_rope_halves[kFloatKinds])(const float* x, const float* gamma, float rms, const float* cos,
                                              const float* sin, size_t n, void* y);
   // Rounds half to even.
@@ -58,6 +60,9 @@ struct RowKernels {
   // x * scale + offset as an 8-bit value; a null offset is not added.
   void (*quantise[kQuantKinds])(const float* x, const float* scale, const float* offset, size_t n,
                                 const RowTarget& target);
+  // (x + int_bias) * weight_scale * activation_scale + bias; the biases may be null, x + int_bias wraps.
+  void (*dequantise)(const int32_t* x, const int32_t* int_bias, const float* weight_scale, float activation_scale,
+                     const float* bias, size_t n, float* y);
   // x / scale + offset as an int8.
   void (*quantise_divided)(const float* x, const float* scale, const float* offset, size_t n, const RowTarget& target);
   // The largest magnitude of a row, NaN if there is one.

@@ -102,6 +102,10 @@ KVFUSE_OP void StoreInt8(uint8_t* out, F value) {
 
 KVFUSE_OP I Bits(F value) { return {_mm256_castps_si256(value.low), _mm256_castps_si256(value.high)}; }
 KVFUSE_OP F FromBits(I value) { return {_mm256_castsi256_ps(value.low), _mm256_castsi256_ps(value.high)}; }
+KVFUSE_OP I LoadInt(const int32_t* x) { return {LoadBytes(x), LoadBytes(x + 8)}; }
+KVFUSE_OP F FromInt(I value) { return {_mm256_cvtepi32_ps(value.low), _mm256_cvtepi32_ps(value.high)}; }
+KVFUSE_OP __m256 RoundToHalf(__m256 x) { return _mm256_cvtph_ps(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)); }
+KVFUSE_OP F RoundToHalf(F value) { return {RoundToHalf(value.low), RoundToHalf(value.high)}; }
 KVFUSE_OP I SetInt(int value) { return {_mm256_set1_epi32(value), _mm256_set1_epi32(value)}; }
 KVFUSE_OP I AddInt(I a, I b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
 KVFUSE_OP I And(I a, I b) { return {_mm256_and_si256(a.low, b.low), _mm256_and_si256(a.high, b.high)}; }

@@ -95,6 +95,15 @@ inline I Bits(const F& value) {
 inline F FromBits(const I& value) {
   return Map<F>([&](int i) { return BitsFloat(static_cast<uint32_t>(value.lane[i])); });
 }
+inline I LoadInt(const int32_t* x) {
+  return Map<I>([=](int i) { return x[i]; });
+}
+inline F FromInt(const I& value) {
+  return Map<F>([&](int i) { return static_cast<float>(value.lane[i]); });
+}
+inline F RoundToHalf(const F& value) {
+  return Map<F>([&](int i) { return ToFloat(ToHalf(value.lane[i])); });
+}
 inline I SetInt(int value) {
   return Map<I>([=](int) { return value; });
 }

@@ -35,7 +35,7 @@ inline int TargetOf(const KernelInfo& info, size_t attribute, size_t output) {
   if (type != kUndefined && type != info.OutputType(output)) {
     throw Refusal(std::string("the runtime takes y for ") + ElementTypeName(info.OutputType(output)) +
                   ", dst_type is " + ElementTypeName(type) +
-                  "; the rank of x must be known when a model is loaded: run shape inference");
+                  "; that takes onnxruntime 1.24 and a known rank of x when the model is loaded: run shape inference");
   }
   return type;
 }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import os
+import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +21,14 @@ PRODUCTS = ("generic", "950", "A3", "A2", "kirin")
 
 
 def style() -> Style:
-    """Colour only for a terminal, and not when NO_COLOR is set."""
-    from fusion.report import Style
+    """Colour only for a terminal, and not when NO_COLOR is set; as wide as the terminal, 60 to 100 columns."""
+    from fusion.report import WIDTH, Style
 
+    if not sys.stdout.isatty():
+        return Style()
     dumb = os.environ.get("TERM") == "dumb" or bool(os.environ.get("NO_COLOR"))
-    return Style(colour=sys.stdout.isatty() and not dumb)
+    columns = shutil.get_terminal_size((WIDTH, 24)).columns
+    return Style(colour=not dumb, width=min(max(columns, 60), WIDTH))
 
 
 def print_json(value: Any) -> None:
@@ -42,8 +47,26 @@ def names(text: str) -> tuple[str, ...]:
     found = tuple(part.strip() for part in text.split(",") if part.strip())
     for name in found:
         if name not in OPS:
-            raise argparse.ArgumentTypeError(f"unknown operator {name!r}, known: {', '.join(OPS)}")
+            raise argparse.ArgumentTypeError(f"unknown operator {name!r}, {near(name, OPS)}")
     return found
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """What a wrong name may have been meant to be: the nearest of ``known``, or all of them."""
+    spelled = {item.lower(): item for item in known}
+    found = difflib.get_close_matches(name.lower(), spelled, 1)
+    return f"did you mean {spelled[found[0]]}?" if found else f"known: {', '.join(spelled.values())}"
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of an option that takes a whole number of at least ``least``."""
+
+    def number(text: str) -> int:
+        if not text.isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
+        return int(text)
+
+    return number
 
 
 def expectation(text: str) -> tuple[str, int]:

@@ -105,9 +105,11 @@ class GraphView:
         definition = lookup(node.domain, node.op_type)
         if definition is None or definition.kind not in ("move", "elementwise"):
             return None
-        operands = [None if item is None else self.folded(item, limit) for item in node.inputs]
-        if any(item is not None and array is None for item, array in zip(node.inputs, operands, strict=True)):
-            return None
+        operands: list[Array | None] = []
+        for item in node.inputs:
+            operands.append(None if item is None else self.folded(item, limit))
+            if item is not None and operands[-1] is None:
+                return None
         try:
             return np.asarray(definition.run(self.attrs(node), operands)[value.index() or 0])
         except (Conflict, OutOfRange, Unsupported, ValueError):

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, dims_of, dtype_name
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported, lookup
-from fusion.facts.semantics.table import broadcast_shape
+from fusion.facts.semantics.table import broadcast_shape, stand_in
 from fusion.facts.sizes import Sizes
 from ir_ops.dtypes import Array, by_name
 
@@ -205,7 +205,7 @@ class Probe:
             elif position in moved or item.array is None:
                 if definition.kind == "move" and position not in moved:
                     return self._index_unknown(node, operands, taint)
-                dummies.append(np.broadcast_to(np.int8(0), item.shape or ()))
+                dummies.append(stand_in(item.shape or ()))
             else:
                 dummies.append(item.array)
         attrs = self.view.attrs(node)
@@ -251,7 +251,7 @@ class Probe:
 
 def _stand_in(known: Known) -> Array:
     """The array, or one of no storage that has its shape."""
-    return known.array if known.array is not None else np.broadcast_to(np.int8(0), known.shape or ())
+    return known.array if known.array is not None else stand_in(known.shape or ())
 
 
 def symbol_name(value: ir.Value, axis: int, dim: str | None) -> str:

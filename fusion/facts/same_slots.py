@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import onnx_ir as ir
 
 from fusion.facts.cache_write import CacheWrite
 from fusion.facts.graph import GraphView
 from fusion.facts.probe import Probe
 from fusion.facts.settle import settle
+from ir_ops.dtypes import Array
 
 
 def same_slots(view: GraphView, a: CacheWrite, b: CacheWrite) -> bool:
@@ -26,7 +29,10 @@ def _same_numbers(view: GraphView, a: CacheWrite, b: CacheWrite) -> bool:
         return True
     for written in a.probes:
         probe = _with_equal_shapes(view, written.probe, left, right)
-        if probe is None or _computation(view, probe, left) != _computation(view, probe, right):
+        if probe is None:
+            return False
+        computations = _Computations(view, probe)
+        if computations.number(left) != computations.number(right):
             return False
     return True
 
@@ -47,15 +53,43 @@ def _with_equal_shapes(view: GraphView, probe: Probe, left: ir.Value, right: ir.
             return None
 
 
-def _computation(view: GraphView, probe: Probe, value: ir.Value) -> object:
-    """How a value is computed, with everything that follows from shapes alone as its numbers."""
-    value = view.root(value)
-    known = probe.known(value)
-    if known.array is not None and not known.taint:
-        return known.array.dtype.str, known.array.shape, known.array.tobytes()
-    node = value.producer()
-    if node is None:
-        return id(value)
-    attrs = tuple(sorted((name, str(item)) for name, item in view.attrs(node).items()))
-    operands = tuple(None if item is None else _computation(view, probe, item) for item in node.inputs)
-    return node.op_type, attrs, operands, value.index()
+class _Computations:
+    """Numbers that are equal for equal computations, where all that follows from shapes alone counts as its content."""
+
+    def __init__(self, view: GraphView, probe: Probe) -> None:
+        self._view, self._probe = view, probe
+        self._numbers: dict[int, int] = {}
+        self._number_of: dict[Hashable, int] = {}
+
+    def number(self, value: ir.Value) -> int:
+        stack = [self._view.root(value)]
+        while stack:
+            top = stack[-1]
+            missing = [root for root in self._operands(top) if id(root) not in self._numbers]
+            if missing and id(top) not in self._numbers:
+                stack.extend(missing)
+                continue
+            stack.pop()
+            if id(top) not in self._numbers:
+                self._numbers[id(top)] = self._number_of.setdefault(self._key(top), len(self._number_of))
+        return self._numbers[id(self._view.root(value))]
+
+    def _content(self, value: ir.Value) -> Array | None:
+        known = self._probe.known(value)
+        return None if known.taint else known.array
+
+    def _operands(self, value: ir.Value) -> list[ir.Value]:
+        node = value.producer()
+        if node is None or self._content(value) is not None:
+            return []
+        return [self._view.root(item) for item in node.inputs if item is not None]
+
+    def _key(self, value: ir.Value) -> Hashable:
+        content, node = self._content(value), value.producer()
+        if content is not None:
+            return content.dtype.str, content.shape, content.tobytes()
+        if node is None:
+            return id(value)
+        attrs = tuple(sorted((name, str(item)) for name, item in self._view.attrs(node).items()))
+        operands = tuple(None if item is None else self._numbers[id(self._view.root(item))] for item in node.inputs)
+        return node.domain, node.op_type, attrs, operands, value.index()

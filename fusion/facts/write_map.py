@@ -19,6 +19,9 @@ from fusion.facts.settle import settle
 from fusion.facts.spine import Spine, data_operands
 from ir_ops.dtypes import Array
 
+MOST = 1 << 25
+"""Elements of the largest cache that is tagged: a quarter of a gigabyte an array."""
+
 
 @dataclass(frozen=True)
 class NotAWrite:
@@ -73,6 +76,8 @@ class _Tagging:
             raise Unsupported("a cache of unknown rank")
         self._view, self._spine, self._probe, self._shape = view, spine, probe, shape
         self._next = math.prod(shape)
+        if self._next > MOST:
+            raise Unsupported(f"a cache of {list(shape)} has more than {MOST} elements, and no size that can be shrunk")
         self._tags: dict[int, Array] = {id(spine.cache): np.arange(self._next).reshape(shape)}
         self._updates: list[ir.Value] = []
 

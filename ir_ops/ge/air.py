@@ -61,9 +61,8 @@ def write(
         ExportError: the model is too large for one file.
         KvfuseError: the folder cannot be written to.
     """
-    content = serialise(model) if data is None else data
     with replacing(path) as part:
-        part.write_bytes(content)
+        part.write_bytes(serialise(model) if data is None else data)
     with replacing(sidecar_path(path)) as part:
         part.write_text(json.dumps(io_record(model, source_names), indent=1) + "\n", encoding="utf-8")
     return Path(path)
@@ -75,10 +74,15 @@ def read_message(path: str | os.PathLike[str]) -> Message:
     Raises:
         BadModel: no such file, or not a serialised ModelDef.
     """
+    return parse(content(path), str(path))
+
+
+def content(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a file. Raises BadModel when there is none."""
     file = Path(path)
     if not file.is_file():
-        raise BadModel("no such file", where=str(path))
-    return parse(file.read_bytes(), str(path))
+        raise BadModel("a folder, not a file" if file.is_dir() else "no such file", where=str(path))
+    return file.read_bytes()
 
 
 def parse(data: bytes, where: str = "") -> Message:

@@ -42,7 +42,7 @@ class ExportResult:
         timings: seconds by step.
     """
 
-    model: Model
+    model: Model = field(repr=False)
     findings: list[Finding]
     notes: list[str]
     ops_before: Counter[str]

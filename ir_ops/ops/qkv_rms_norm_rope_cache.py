@@ -43,17 +43,9 @@ _mode = rules.mode_of(QKV_CACHE_MODES)
 _tokens, _blocks, _page = dim("qkv", 0), dim("k_cache", 0), dim("k_cache", 2)
 
 
-def _ints(attrs: Attrs, name: str, count: int) -> list[int]:
-    """A list attribute; undecided while it has another length (QKV-01 reports that) or is not known."""
-    found = attrs.get(name)
-    if not isinstance(found, list) or len(found) != count:
-        raise Undecided(name)
-    return [int(size) for size in found]
-
-
 def _sizes(case: Case) -> list[int]:
     """B, S, Nqkv, D; B and S may be -1."""
-    return _ints(case.attrs, "qkv_size", 4)
+    return rules.int_list(case.attrs, "qkv_size", 4)
 
 
 def _width(case: Case) -> int:
@@ -61,7 +53,7 @@ def _width(case: Case) -> int:
 
 
 def _heads(place: int) -> Callable[[Case], int]:
-    return lambda case: _ints(case.attrs, "head_nums", 3)[place]
+    return lambda case: rules.int_list(case.attrs, "head_nums", 3)[place]
 
 
 _q_heads, _k_heads, _v_heads = _heads(0), _heads(1), _heads(2)
@@ -206,7 +198,7 @@ def _shapes(specs: Mapping[str, TensorSpec], attrs: Attrs) -> dict[str, TensorSp
     kind, shape = specs["qkv"].dtype, specs["qkv"].shape
     tokens = shape[0] if shape is not None and len(shape) == 2 else None
     try:
-        (batch, length, _, width), heads = _ints(attrs, "qkv_size", 4), _ints(attrs, "head_nums", 3)
+        (batch, length, _, width), heads = rules.int_list(attrs, "qkv_size", 4), rules.int_list(attrs, "head_nums", 3)
     except Undecided:
         columns: list[int | None] = [None] * 3
     else:
@@ -227,7 +219,7 @@ def _shapes(specs: Mapping[str, TensorSpec], attrs: Attrs) -> dict[str, TensorSp
 
 def _ge_attrs(specs: Mapping[str, TensorSpec], attrs: Attrs) -> dict[str, AttrValue]:
     """B and S from the number of tokens; where neither is given, the tokens are one sequence."""
-    batch, length, *rest = _ints(attrs, "qkv_size", 4)
+    batch, length, *rest = rules.int_list(attrs, "qkv_size", 4)
     if min(batch, length) < 0:
         shape = specs["qkv"].shape
         tokens = shape[0] if shape else None

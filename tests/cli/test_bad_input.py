@@ -38,6 +38,11 @@ def archive(path: Path) -> None:
         np.savez(file, x=np.zeros(3))
 
 
+def one_array(path: Path) -> None:
+    with path.open("wb") as file:
+        np.save(file, np.zeros(3))
+
+
 def cut_off(path: Path) -> None:
     path.write_bytes(models.demo_graph().read_bytes()[:400_000])
 
@@ -132,7 +137,9 @@ def test_bad_models(
     }
     line = refused([command, *argv[command]], tmp_path, capsys)
     assert MODELS[make] in line
-    assert str(path) in line
+    assert line.startswith(f"kvfuse: {path}: ")
+    if make is not no_external_data:  # there the weight file is named, too
+        assert line.count(str(tmp_path)) == 1
     assert out.read_bytes() == OLD
 
 
@@ -151,7 +158,9 @@ def test_bad_fused_models(
         "ge": ["validate", str(path)],
     }
     line = refused([command, *argv[command]], tmp_path, capsys)
-    assert str(path) in line
+    assert line.startswith(f"kvfuse: {path}: ")
+    if command != "ge" or make in (missing, folder):
+        assert MODELS[make] in line
 
 
 @pytest.mark.parametrize(
@@ -159,7 +168,9 @@ def test_bad_fused_models(
     [
         (missing, "no such file"),
         (empty_file, "not a readable npz file"),
-        (text, "not a readable npz file"),
+        (text, "not a readable npz file; found no archive of arrays"),
+        (folder, "not a readable npz file; found Is a directory"),
+        (one_array, "not a readable npz file; found one array without a name (.npy; save with numpy.savez)"),
         (lambda path: save_npz(path, {}), "no arrays in it"),
         (lambda path: save_npz(path, {"x": np.zeros(2)}), "the inputs do not fit the model; found unknown x"),
         (
@@ -167,7 +178,7 @@ def test_bad_fused_models(
             "plain and recorded names are mixed",
         ),
     ],
-    ids=["missing", "empty", "text", "nothing", "other-names", "mixed"],
+    ids=["missing", "empty", "text", "folder", "npy", "nothing", "other-names", "mixed"],
 )
 @pytest.mark.parametrize("command", ["run", "verify"])
 def test_bad_inputs(
@@ -188,6 +199,16 @@ def test_outputs_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFi
     assert "no such folder to write to" in refused(
         ["export-ge", demo, str(tmp_path / "absent/x.air")], tmp_path, capsys
     )
+
+
+def test_results_are_refused_before_the_work_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "absent/out.npz")
+    for command in (["run", "no.onnx"], ["ge", "run", "no.air"]):
+        line = refused([*command, "--inputs", "no.npz", "--outputs", out], tmp_path, capsys)
+        assert "no such folder to write to" in line
+    text(tmp_path / "taken")
+    line = refused(["demo", "--out", str(tmp_path / "taken")], tmp_path, capsys)
+    assert "cannot make this folder; found File exists" in line
 
 
 def test_files_that_would_overwrite_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

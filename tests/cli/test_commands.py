@@ -10,11 +10,13 @@ import onnx
 import pytest
 
 import models
+from fusion import explain, fuse
 from fusion.cli import main
 from fusion.verification import read_feeds
 from ir_ops.npz import load_npz, save_npz
 
 OP = "KvRmsNormRopeCache"
+DATA = Path(__file__).parent.parent / "data"
 DEMO, RECORD = str(models.demo_graph()), str(models.demo_record())
 
 
@@ -119,8 +121,37 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     (site,) = said["sites"]
     assert (site["op"], site["layer"], site["attrs"]["cache_mode"]) == (OP, 0, "Norm")
     assert site["proof"]["max_error"] <= site["proof"]["bound"]
+
+
+def test_explain_says_where_there_is_something_to_see(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", DEMO, "--layer", "7"]) == 0
+    said = capsys.readouterr().out
+    assert "would be fused: nothing" in said
+    assert "note: nothing in layer 7; there are places in layer 0" in said
     assert main(["explain", DEMO, "--json", "--layer", "7"]) == 0
     assert json.loads(capsys.readouterr().out)["sites"] == []
+
+
+def test_explain_counts_what_fuse_removes_and_leaves_the_model_alone() -> None:
+    model = onnx.load_model(DEMO)
+    content = model.SerializeToString(deterministic=True)
+    explained, fused = explain(model), fuse(model)
+    assert explained.model is model
+    assert model.SerializeToString(deterministic=True) == content
+    assert [(node.name, *node.output) for node in explain(DEMO).model.graph.node] == [
+        (node.name, *node.output) for node in model.graph.node
+    ]
+    assert [site.removed for site in explained.sites] == [site.removed for site in fused.sites]
+    assert [site.outputs for site in explained.sites] == [site.outputs for site in fused.sites]
+    assert fuse(model, only=OP).count(OP) == 1
+
+
+def test_explain_for_a_product(capsys: pytest.CaptureFixture[str]) -> None:
+    float32 = str(DATA / "graphs/hand_kvrrc_pa_ts17_fp32.onnx")
+    assert main(["explain", float32, "--product", "kirin"]) == 0
+    said = capsys.readouterr().out
+    assert "    rule     the product does not take this element type\n" in said
+    assert "    from     a limit of product kirin\n" in said
 
 
 def test_verify(fused: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,6 +177,16 @@ def test_verify_exits_with_3_where_results_differ(
     assert "NOT equal" in said
 
 
+def test_verify_says_why_a_model_without_bodies_needs_the_kernels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = tmp_path / "bare.onnx"
+    assert main(["fuse", DEMO, str(bare), "--no-functions"]) == 0
+    assert main(["verify", DEMO, str(bare), "--cases", "1"]) == 0
+    assert main(["verify", DEMO, str(bare), "--no-kernel"]) == 1
+    assert "a fused model without function bodies runs with the kvfuse kernels only" in capsys.readouterr().err
+
+
 def test_defuse_turns_a_fused_model_back(fused: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = tmp_path / "plain.onnx"
     assert main(["defuse", str(fused), str(plain)]) == 0
@@ -153,7 +194,11 @@ def test_defuse_turns_a_fused_model_back(fused: Path, tmp_path: Path, capsys: py
     assert not model.functions
     assert all(node.domain == "" for node in model.graph.node)
     assert [item.domain for item in model.opset_import] == [""]
-    assert f"ai.ascend::{OP}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"ai.ascend::{OP}" in said
+    assert said.endswith(f"turned back: 1 x {OP}\n\nwritten: {plain}\n")
+    assert main(["defuse", str(plain), str(plain)]) == 0
+    assert "turned back: nothing\n" in capsys.readouterr().out
     assert main(["verify", DEMO, str(plain), "--inputs", RECORD, "--no-kernel"]) == 0
 
 
@@ -194,7 +239,9 @@ def test_a_file_that_breaks_a_rule_of_ge_is_exit_3(
 ) -> None:
     from ir_ops import ge
 
-    model = ge.export(fused).model
+    result = ge.export(fused)
+    assert len(repr(result)) < 5000, "the result is shown without the weights"
+    model = result.model
     node = next(node for node in model.root.nodes if node.type == OP)
     node.type = "KvRmsNormRopeCash"
     air = ge.write(model, tmp_path / "wrong.air")
@@ -226,3 +273,9 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "NOT equal" not in said.out
     names = {path.name for path in (tmp_path / "demo").iterdir()}
     assert names == {"fused.onnx", "fused.html", "fused.json", "fused.air", "fused.io.json", "fused.txt"}
+
+
+def test_operators_that_no_rule_fuses_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fuse", DEMO, str(tmp_path / "out.onnx"), "--only", "RmsNorm"]) == 1
+    assert "no rule fuses to this operator; found RmsNorm, wanted KvRmsNormRopeCache" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

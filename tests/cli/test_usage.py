@@ -62,10 +62,14 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["fuse", "a", "b", "--expect", "=3"], "'=3' names no operator"),
         (["fuse", "a", "b", "--expect", "Nope=3"], "unknown operator 'Nope'"),
         (["fuse", "a", "b", "--weights", "move"], "argument --weights: invalid choice: 'move'"),
-        (["explain", "a", "--layer", "two"], "argument --layer: invalid int value: 'two'"),
+        (["explain", "a", "--layer", "two"], "argument --layer: 'two' is not a whole number of 0 or more"),
+        (["bench", "--threads", "0"], "argument --threads: '0' is not a whole number of 1 or more"),
         (["run", "a"], "the following arguments are required: --inputs, --outputs"),
-        (["verify", "a", "b", "--cases", "0"], "--cases needs 1 or more"),
-        (["ops", "Nope"], "unknown operator; found Nope, wanted AddRmsNorm"),
+        (["verify", "a", "b", "--cases", "0"], "argument --cases: '0' is not a whole number of 1 or more"),
+        (["verify", "a", "b", "--seed", "-1"], "argument --seed: '-1' is not a whole number of 0 or more"),
+        (["ops", "Nope"], "unknown operator; found Nope (known: AddRmsNorm, "),
+        (["ops", "kvrmsnormropecache"], "found kvrmsnormropecache (did you mean KvRmsNormRopeCache?)"),
+        (["fuse", "a", "b", "--only", "KvRmsNormRope"], "'KvRmsNormRope', did you mean KvRmsNormRopeCache?"),
         (["ge", "dance", "x.air"], "argument action: invalid choice: 'dance'"),
         (["export-ge", "a", "b", "--input-shape", "x=1"], "'x=1' is not NAME:D,D,.."),
     ],
@@ -134,7 +138,8 @@ def test_a_reader_that_goes_away() -> None:
 def test_ops_lists_and_prints_contracts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ops"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(OPS)
+    assert [line.split()[0] for line in lines[:-2]] == list(OPS)
+    assert re.match("fuse looks for KvRmsNormRopeCache.*; run, export-ge and defuse take all", lines[-1])
     assert any(re.match("KvRmsNormRopeCache +RMSNorm, rotary embedding", line) for line in lines)
     assert main(["ops", "KvRmsNormRopeCache"]) == 0
     said = capsys.readouterr().out
@@ -160,6 +165,18 @@ def test_colour_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
     assert console.style().colour
     monkeypatch.setenv("NO_COLOR", "1")
     assert not console.style().colour
+
+
+def test_reports_are_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fusion.cli import console
+
+    monkeypatch.setenv("COLUMNS", "80")
+    assert console.style().width == 100
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert console.style().width == 80
+    for columns, width in (("20", 60), ("300", 100)):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert console.style().width == width
 
 
 def test_the_demo_model_is_part_of_the_package() -> None:

@@ -10,8 +10,10 @@ import numpy as np
 from ir_ops.dtypes import Array
 from ir_ops.layout import nz_block
 from tests.custom_ort.calls import EIGHT_BIT, FLOATS, Call, contents, values
+from tests.custom_ort.one_node import CHOSEN_TYPES
 
 Rng = np.random.Generator
+TARGETS = [2, 2, 2, 29, 35, 36] if CHOSEN_TYPES else [2]
 WIDTHS = (1, 2, 3, 7, 16, 17, 63, 64, 65, 128, 200)
 
 
@@ -78,7 +80,7 @@ def swi_glu(rng: Rng) -> Call:
 
 
 def ascend_quant_v2(rng: Rng) -> Call:
-    target = int(pick(rng, [2, 2, 2, 29, 35, 36]))
+    target = int(pick(rng, TARGETS))
     shape = (*leading(rng, 2), int(pick(rng, [2, 16, 34, 64, 1100, 2060] if target == 29 else WIDTHS)))
     axis, kind = int(rng.integers(-len(shape), len(shape))), str(pick(rng, FLOATS))
     full = tuple(size if at == axis % len(shape) else 1 for at, size in enumerate(shape))
@@ -97,7 +99,7 @@ def ascend_quant_v2(rng: Rng) -> Call:
 
 
 def dynamic_quant(rng: Rng) -> Call:
-    target = int(pick(rng, [2, 2, 2, 29, 35, 36]))
+    target = int(pick(rng, TARGETS))
     shape = (*(leading(rng, 2) or (3,)), int(pick(rng, [2, 16, 34, 64, 1100, 2060] if target == 29 else WIDTHS)))
     kind = str(pick(rng, FLOATS))
     inputs = {"x": values(rng, shape, kind)}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 from onnx import helper
 
 import custom_ort
@@ -14,6 +15,10 @@ from ir_ops.declaration import TensorSpec
 from ir_ops.dtypes import Array, by_name, by_numpy
 from ir_ops.errors import KvfuseError
 from ir_ops.ops import DOMAIN, DOMAIN_VERSION, OPS
+
+MINOR = int(onnxruntime.__version__.split(".")[1])
+CHOSEN_TYPES = MINOR >= 24
+"""Whether the runtime can be told an element type that an attribute chooses; older ones take the operator's first."""
 
 
 def model(

@@ -11,8 +11,11 @@ from tests.custom_ort import one_node
 from tests.custom_ort.block_breaches import BREACHES, Breach
 from tests.custom_ort.block_calls import CALLS
 
+LOADED = [breach for breach in BREACHES if one_node.CHOSEN_TYPES or breach.attrs.get("dst_type", 2) == 2]
+"""Those whose model the runtime loads but for the breach."""
 
-@pytest.mark.parametrize("breach", BREACHES, ids=str)
+
+@pytest.mark.parametrize("breach", LOADED, ids=str)
 def test_refused(breach: Breach) -> None:
     """check(), the reference and the kernel name one rule in the same words."""
     call, operator = breach.call(), OPS[breach.operator]
@@ -45,8 +48,8 @@ def test_every_generic_rule_is_broken_once(name: str) -> None:
 
 
 def test_float8_and_int4_need_a_known_rank() -> None:
-    """ONNX Runtime would take such an output for int8: the kernel does not run then."""
+    """ONNX Runtime would otherwise take such an output for int8: the kernel does not run then."""
     call = CALLS["DynamicQuant"](np.random.default_rng(3))
     proto = one_node.model("DynamicQuant", one_node.types_of(call.inputs), {"dst_type": 29})
-    with pytest.raises(BadModel, match="the rank of x must be known when a model is loaded"):
+    with pytest.raises(BadModel, match="onnxruntime 1.24 and a known rank of x"):
         one_node.session(proto)

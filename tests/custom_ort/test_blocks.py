@@ -16,7 +16,12 @@ from tests.custom_ort.test_kv_reference import differing
 from tests.golden import BLOCKS, GoldenCase, cases
 
 CASES = 300
-GOLDEN = [case for name in CALLS for case in cases(name, base=BLOCKS)]
+GOLDEN = [
+    case
+    for name in CALLS
+    for case in cases(name, base=BLOCKS)
+    if one_node.CHOSEN_TYPES or case.attrs.get("dst_type", 2) == 2
+]
 
 
 def compared(found: Array, expected: Array, where: str) -> int:
@@ -116,12 +121,15 @@ def test_every_single_output(name: str) -> None:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_shapes_are_inferred_when_the_model_is_loaded(name: str) -> None:
-    """Names of dims reach the outputs, and a float32 side result is known to be float32 inside a graph."""
+    """Names of dims reach the outputs. Old runtimes infer none for operators with optional inputs."""
     call = many_rows(name)
     shapes = {key: [f"{key}{axis}" for axis in range(array.ndim)] for key, array in call.inputs.items()}
     session = one_node.session(one_node.model(name, one_node.types_of(call.inputs), call.attrs, shapes=shapes))
     expected = OPS[name].reference(call.inputs, call.attrs)
     for output, value in zip(OPS[name].outputs, session.get_outputs(), strict=True):
+        if not one_node.CHOSEN_TYPES and any(entry.optional for entry in OPS[name].inputs):
+            assert value.shape == []
+            continue
         assert len(value.shape) == expected[output.name].ndim
         if name != "SwiGlu":
             source = output.name if output.ref else next(iter(call.inputs))

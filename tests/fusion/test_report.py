@@ -7,8 +7,10 @@ import re
 from collections import Counter
 from html.parser import HTMLParser
 
+import pytest
+
 from fusion.html import fusion_html
-from fusion.report import PLAIN, WIDTH, Style, fusion_text, ranges, table, verify_text
+from fusion.report import PLAIN, WIDTH, Style, fusion_text, ranges, refusal_groups, table, verify_text
 from fusion.result import Difference, FusionResult, Proof, Refusal, Site, VerifyResult
 
 
@@ -72,6 +74,55 @@ def test_the_whole_report() -> None:
     assert "  slots-differ  KvRmsNormRopeCache: 2 place(s)" in lines
     assert "    needs    both caches are written at the same slots" in lines
     assert "    at       layer 3, node /model/layers.3/scatter; layer 6, node x" in lines
+
+
+def test_each_proof_that_was_run_is_counted() -> None:
+    proofs = [Proof(3, 0.0, 1.0, "float64", shared) for shared in (None, None, "kv_1")]
+    sites = [site(layer, proof=proof) for layer, proof in enumerate(proofs)]
+    assert "(proven 2 times, 1 more of the same structure)" in " ".join(fusion_text(FusionResult(None, sites)).split())
+
+
+def test_one_reason_for_all_layers() -> None:
+    def grows(layer: int, what: str, axis: int) -> Refusal:
+        fact = f"present.{layer}.{what} is past.{layer}.{what} with rows written in place"
+        return Refusal(
+            "cache-grows", f"layer {layer}, node cat_{layer}", layer, "Kv", fact, f"growth along axis {axis}"
+        )
+
+    refusals = [grows(layer, what, 2) for layer in range(61) for what in ("key", "value")] + [grows(61, "key", 1)]
+    assert [len(members) for members in refusal_groups(refusals)] == [61, 61, 1]
+    lines = fusion_text(FusionResult(None, refusals=refusals)).splitlines()
+    assert "left alone: 123 place(s), 3 reasons" in lines
+    assert len(lines) < 30
+    assert "layer 2, node cat_2; layer 3, node cat_3 and 57 more" in " ".join(" ".join(lines).split())
+
+
+@pytest.mark.parametrize(
+    "texts", [("float16", "float32"), ("epsilon 0.1", "epsilon 0.2"), ("29 against 2", "5 against 2")]
+)
+def test_values_are_not_names(texts: tuple[str, str]) -> None:
+    assert len(refusal_groups([dataclasses.replace(REFUSAL, found=text) for text in texts])) == 2
+
+
+def test_a_broken_constraint_is_called_a_rule() -> None:
+    limit = dataclasses.replace(REFUSAL, code="KV-04", suggestion="a limit of product kirin")
+    for text in (
+        fusion_text(FusionResult(None, refusals=[limit])),
+        fusion_html(FusionResult(None, refusals=[limit]), ""),
+    ):
+        assert {"rule", "from"} <= set(re.findall(r"\w+", text))
+        assert "needs" not in text
+
+
+def test_reports_fit_a_narrow_terminal() -> None:
+    noted = dataclasses.replace(RESULT, notes=("a long note " * 20,))
+    assert max(map(len, fusion_text(noted, Style(width=60)).splitlines())) <= 60
+    assert max(map(len, fusion_text(noted).splitlines())) > 60
+
+
+def test_explain_speaks_of_what_would_be() -> None:
+    assert "would be fused: 5 x KvRmsNormRopeCache" in fusion_text(RESULT, planned=True)
+    assert "would be fused: nothing" in fusion_text(FusionResult(None), planned=True)
 
 
 def test_nothing_to_say() -> None:

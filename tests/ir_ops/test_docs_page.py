@@ -24,7 +24,7 @@ def test_no_page_of_a_former_operator_is_left() -> None:
 
 
 @every_operator
-@pytest.mark.parametrize("page", [contract_text, contract_markdown])
+@pytest.mark.parametrize("page", [lambda op: contract_text(op, 1000), contract_markdown], ids=["text", "markdown"])
 def test_page_names_everything(op: Operator, page: object) -> None:
     assert callable(page)
     text = page(op)
@@ -53,13 +53,19 @@ def test_tables_have_equal_columns() -> None:
 
 
 def test_text_is_plain() -> None:
-    text = contract_text(OPS["KvRmsNormRopeCache"])
+    text = contract_text(OPS["KvRmsNormRopeCache"], 200)
     assert text.startswith("KvRmsNormRopeCache\n------------------\nRMSNorm, rotary embedding")
     assert "`" not in text
     assert "KV-13  a cache has another shape" in text
     assert "float8_e4m3fn" in text
     assert "hifloat8 (GE only)" in text
     assert "30 combinations in ONNX." in text
+
+
+@every_operator
+def test_text_fits_the_screen(op: Operator) -> None:
+    assert max(map(len, contract_text(op).splitlines())) <= 100
+    assert sorted(contract_text(op).split()) == sorted(contract_text(op, 1000).split())
 
 
 def test_pages_are_written_to_a_folder(tmp_path: Path) -> None:

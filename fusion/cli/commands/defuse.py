@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fusion.result import FusionResult
 
 HELP = "turn FUSED.onnx back into standard operators and write OUT.onnx"
 
@@ -23,8 +27,14 @@ def run(args: argparse.Namespace) -> int:
 
     model_io.check_target(args.output)
     result = defuse(args.input, args.output, weights=args.weights)
-    print("\n".join(report.op_lines(result, console.style())).rstrip())
-    for note in result.notes:
-        print(f"note: {note}")
-    print(f"written: {args.output}")
+    style = console.style()
+    lines = [*report.op_lines(result, style), style.bold(f"turned back: {_turned(result)}")]
+    lines += report.note_lines(result.notes, style)
+    print("\n".join([*lines, "", f"written: {args.output}"]))
     return cli.DONE
+
+
+def _turned(result: FusionResult) -> str:
+    """How many fused operators are gone, by name."""
+    gone = {name.partition("::")[2]: count - result.ops_after[name] for name, count in result.ops_before.items()}
+    return ", ".join(f"{count} x {name}" for name, count in gone.items() if name and count > 0) or "nothing"

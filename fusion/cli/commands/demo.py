@@ -27,9 +27,13 @@ def run(args: argparse.Namespace) -> int:
     import models
     from fusion import cli
     from fusion.cli import console
+    from ir_ops.errors import BadUsage
 
     out = Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadUsage("cannot make this folder", where=args.out, found=error.strerror or str(error)) from None
     style = console.style()
     graph, record = models.demo_graph(), models.demo_record()
     print(f"One decoder layer of DeepSeek-V3, exported by torch.onnx: {graph.name}\n")

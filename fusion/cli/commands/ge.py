@@ -45,7 +45,7 @@ def _validate(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     """Evaluates the graph in numpy: a reference, not fast."""
-    from fusion import cli
+    from fusion import cli, model_io
     from fusion.cli import console
     from fusion.verification import read_feeds
     from ir_ops import ge
@@ -54,6 +54,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.inputs is None or args.outputs is None:
         raise BadUsage("ge run needs --inputs F.npz and --outputs F.npz")
     console.check_paths(file=args.file, inputs=args.inputs, outputs=args.outputs)
+    model_io.check_target(args.outputs)
     model = ge.read(args.file)
     results = {feed.name: ge.run(model, feed.inputs) for feed, _ in read_feeds(args.inputs)}
     console.write_outputs(args.outputs, results)

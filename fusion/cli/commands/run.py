@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 HELP = "run FUSED.onnx with the kvfuse kernels on inputs from an npz file"
 
@@ -16,15 +17,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs every case of the inputs and writes all outputs in one file."""
-    import custom_ort
-    from fusion import cli
+    from fusion import cli, model_io
     from fusion.cli import console
     from fusion.runtime import Runner
     from fusion.verification import read_feeds
 
     console.check_paths(model=args.model, inputs=args.inputs, outputs=args.outputs)
+    model_io.check_target(args.outputs)
     feeds = [feed for feed, _ in read_feeds(args.inputs)]
-    runner = Runner(args.model, custom_ort.session(args.model), kernels=True)
+    runner = Runner(args.model, _session(args.model), kernels=True)
     results = {feed.name: runner.run(runner.prepare(feed.inputs)) for feed in feeds}
     console.write_outputs(args.outputs, results)
     return cli.DONE
+
+
+def _session(path: str) -> Any:
+    import custom_ort
+    from fusion import model_io
+    from ir_ops.errors import BadModel
+
+    try:
+        return custom_ort.session(path)
+    except BadModel:
+        model_io.load(path)  # says in plain words what is wrong, where it is the file
+        raise

@@ -9,14 +9,20 @@ HELP = "run IN.onnx and FUSED.onnx on the same inputs and compare every output"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
+    from fusion.cli import console
+
     parser.add_argument("original", metavar="IN.onnx")
     parser.add_argument("fused", metavar="FUSED.onnx")
     parser.add_argument(
         "--inputs", metavar="F.npz", help="NAME -> array, or recorded CASE/in/NAME and CASE/out/NAME; default: made up"
     )
     parser.add_argument("--expected", metavar="F.npz", help="outputs that belong to --inputs, NAME -> array")
-    parser.add_argument("--cases", type=int, default=3, metavar="N", help="how many made-up inputs (default 3)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of made-up inputs (default 0)")
+    parser.add_argument(
+        "--cases", type=console.at_least(1), default=3, metavar="N", help="how many made-up inputs (default 3)"
+    )
+    parser.add_argument(
+        "--seed", type=console.at_least(0), default=0, metavar="N", help="of made-up inputs (default 0)"
+    )
     parser.add_argument(
         "--no-kernel", action="store_true", help="run the fused model's function bodies, without the kvfuse kernels"
     )
@@ -27,10 +33,7 @@ def run(args: argparse.Namespace) -> int:
     """Verifies; exit code 3 when anything differs."""
     from fusion import cli, report, verify
     from fusion.cli import console
-    from ir_ops.errors import BadUsage
 
-    if args.cases < 1 or args.seed < 0:
-        raise BadUsage("--cases needs 1 or more, --seed 0 or more", found=f"{args.cases} and {args.seed}")
     result = verify(
         args.original,
         args.fused,

@@ -6,7 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from fusion.facts.semantics.table import Attrs, Conflict, OutOfRange, Unsupported, broadcast_shape, computing, movement
+from fusion.facts.semantics.table import (
+    Attrs,
+    Conflict,
+    OutOfRange,
+    Unsupported,
+    broadcast_shape,
+    computing,
+    is_stand_in,
+    movement,
+)
 from ir_ops.dtypes import Array
 
 
@@ -53,6 +62,14 @@ def gather_nd(attrs: Attrs, x: Array, index: Array) -> Array:
     return np.asarray(x[_index_tuple(x, index, batch)])
 
 
+def _written(x: Array, places: tuple[Any, ...], updates: Array) -> Array:
+    if is_stand_in(x):
+        return x
+    result: Array = x.copy()
+    result[places] = updates
+    return result
+
+
 def _plain(attrs: Attrs) -> None:
     reduction = attrs.get("reduction", "none")
     if reduction not in ("none", ""):
@@ -68,9 +85,7 @@ def scatter_nd(attrs: Attrs, x: Array, index: Array, updates: Array) -> Array:
     for left, right in zip(wanted, updates.shape, strict=True):
         if left != right:
             raise Conflict(left, right)
-    result: Array = x.copy()
-    result[_index_tuple(x, index, 0)] = updates
-    return result
+    return _written(x, _index_tuple(x, index, 0), updates)
 
 
 @movement("ScatterElements Scatter", (0, 2))
@@ -85,9 +100,7 @@ def scatter_elements(attrs: Attrs, x: Array, index: Array, updates: Array) -> Ar
             raise Conflict(have, want)
     places: list[Array] = list(np.indices(index.shape, sparse=True))
     places[axis] = checked(index, x.shape[axis])
-    result: Array = x.copy()
-    result[tuple(places)] = updates
-    return result
+    return _written(x, tuple(places), updates)
 
 
 @movement("TensorScatter", (0, 1))
@@ -106,6 +119,8 @@ def tensor_scatter(attrs: Attrs, x: Array, updates: Array, start: Array | None =
         rows = rows % x.shape[axis]
     elif rows.size and (rows.min() < 0 or rows.max() >= x.shape[axis]):
         raise OutOfRange("TensorScatter past the end of the cache")
+    if is_stand_in(x):
+        return x
     result: Array = x.copy()
     for batch in range(x.shape[0]):
         moved = np.moveaxis(result[batch], axis - 1, 0)

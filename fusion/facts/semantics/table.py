@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ir_ops.dtypes import Array
 
 Attrs = Mapping[str, Any]
@@ -63,6 +65,19 @@ def register(names: str, definition: OpDef, domain: str = "") -> None:
 def lookup(domain: str, op_type: str) -> OpDef | None:
     """The entry of an operator; ``ai.onnx`` is the empty domain."""
     return _TABLE.get(("" if domain == "ai.onnx" else domain, op_type))
+
+
+_STAND_IN = np.zeros((), np.dtype(np.int8, metadata={"stand_in": True}))
+
+
+def stand_in(shape: tuple[int, ...]) -> Array:
+    """An array that has a shape and no storage, for operands whose content is not known."""
+    return np.broadcast_to(_STAND_IN, shape)
+
+
+def is_stand_in(x: Array) -> bool:
+    """Whether ``x`` only stands in for a shape: a copy of it would take the memory it was made to save."""
+    return x.dtype.metadata is not None and "stand_in" in x.dtype.metadata
 
 
 Function = Callable[..., Any]

@@ -11,7 +11,6 @@ import os
 from functools import cache
 from pathlib import Path
 
-from ir_ops.errors import BadModel
 from ir_ops.ge import air
 from ir_ops.ge.messages import Message
 from ir_ops.ge.model import Model
@@ -58,10 +57,7 @@ def validate(
     elif isinstance(source, bytes):
         data, where = source, None
     else:
-        path = Path(source)
-        if not path.is_file():
-            raise BadModel("no such file", where=str(source))
-        data, where = path.read_bytes(), path.resolve().parent
+        data, where = air.content(source), Path(source).resolve().parent
     message: Message = air.parse(data, "" if isinstance(source, (bytes, Model)) else str(source))
     context = Context(message, data, Path(folder) if folder is not None else where, custom_ops)
     return [Finding(rule.number, *report) for rule in rules() for report in rule.check(context)]
