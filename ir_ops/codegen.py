@@ -18,6 +18,8 @@ from ir_ops.errors import BadUsage, KvfuseError
 from ir_ops.files import replacing
 from ir_ops.ops import OPS
 
+_NOT_IN_RUNTIMES = {"float8_e8m0"}
+"""Element types that ONNX has and ONNX Runtime does not hand to custom operators."""
 _ATTR_TYPES = {"Float": "kFloat", "Int": "kInt", "Bool": "kBool", "String": "kString", "ListInt": "kInts"}
 
 
@@ -113,6 +115,8 @@ def _types(operator: Operator) -> list[str]:
     ports = [entry.type for entry in operator.inputs] + [entry.type for entry in operator.outputs]
     lines = [f"inline constexpr int8_t kTypes[][{len(ports)}] = {{"]
     for choice in operator.type_combinations():
+        if _NOT_IN_RUNTIMES.intersection(choice.values()):
+            continue
         row = ", ".join(str(by_name(choice[variable]).onnx) for variable in ports)
         lines.append(f"    {{{row}}},  // {', '.join(f'{key} {value}' for key, value in choice.items())}")
     return [*lines, "};", ""]

@@ -252,6 +252,7 @@ class Operator:
             the ONNX backend it writes the function body.
         notes: what a user should know beyond the constraints: layouts, and choices where the contract leaves room.
         body_types: whether the function body exists for a choice of type variables (ONNX has no arithmetic on fp8).
+        body_attrs: why attributes leave no function body, "" where they do not.
         needs_rank: inputs whose number of axes the computation asks for.
         ge_attrs: the attributes as GE wants them, with the sizes that ONNX may leave to the inputs; raises
             :class:`Undecided` where the input specs do not tell them.
@@ -268,6 +269,7 @@ class Operator:
     compute: Compute
     combines: Callable[[Mapping[str, str]], bool] = field(default=lambda choice: True)
     body_types: Callable[[Mapping[str, str]], bool] = field(default=lambda choice: True)
+    body_attrs: Callable[[Attrs], str] = field(default=lambda attrs: "")
     needs_rank: tuple[str, ...] = ()
     ge_attrs: GeAttrs = field(default=lambda specs, attrs: dict(attrs))
     notes: tuple[Note, ...] = ()

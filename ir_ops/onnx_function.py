@@ -88,6 +88,8 @@ def no_body_reason(op: Operator, inputs: Mapping[str, TensorSpec], attrs: Mappin
     errors = [found for found in op.check(inputs, attrs) if found.severity == "error"]
     if errors:
         return str(errors[0])
+    if reason := op.body_attrs(op.with_defaults(attrs)):
+        return reason
     results = op.infer(inputs, attrs)
     choice = {op.input(name).type: spec.dtype for name, spec in inputs.items()}
     choice |= {entry.type: results[entry.name].dtype for entry in op.outputs}

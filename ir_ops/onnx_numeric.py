@@ -168,7 +168,12 @@ class OnnxNumeric:
         return self.node("Reshape", [x, self.node("Shape", [like], "int64", 1)], x.dtype, like.rank)
 
     def reshape(self, x: Value, dims: Sequence[Any]) -> Value:
-        return self.node("Reshape", [x, self.sizes(dims)], x.dtype, len(dims))
+        measured = any(isinstance(dim, Value) for dim in dims) and not any(
+            dim in (0, -1) for dim in dims if isinstance(dim, int)
+        )
+        # a size that is read may be 0, which else would mean the size of the input's axis
+        exact = {"allowzero": 1} if measured and self.opset >= 14 else {}
+        return self.node("Reshape", [x, self.sizes(dims)], x.dtype, len(dims), **exact)
 
     def transpose(self, x: Value, perm: Sequence[int]) -> Value:
         return self.node("Transpose", [x], x.dtype, len(perm), perm=list(perm))
@@ -220,6 +225,12 @@ class OnnxNumeric:
 
     def matmul(self, x: Value, y: Value) -> Value:
         return self.node("MatMul", [x, y], x.dtype, x.rank)
+
+    def matmul_integer(self, x: Value, y: Value) -> Value:
+        return self.node("MatMulInteger", [x, y], "int32", x.rank)
+
+    def cumsum(self, x: Value) -> Value:
+        return self.node("CumSum", [x, self.constant(0, "int64")], x.dtype, 1)
 
     def sum_columns(self, x: Value, axes: int = 1) -> Value:
         last = list(range(-axes, 0))

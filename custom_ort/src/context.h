@@ -105,6 +105,11 @@ class KernelContext {
   void ForRows(size_t rows, const Body& body, size_t cost = 1) {
     Chunks(rows, rows * cost < kInlineRows ? rows : ChunkRows(rows, cost), &Invoke<Body>, &body);
   }
+  // Calls body(i, i + 1) for each of a few large tasks, on the session's threads.
+  template <typename Body>
+  void ForTasks(size_t tasks, const Body& body) {
+    Chunks(tasks, 1, &Invoke<Body>, &body);
+  }
   // A copy of many bytes; does nothing when source and target are one.
   void Copy(void* target, const void* source, size_t bytes);
 
@@ -142,22 +147,21 @@ class ShapeContext {
   bool Given(size_t input) const;
   // A ListInt attribute; false when it is not there, or longer than any operator's.
   bool Ints(size_t attribute, std::vector<int64_t>* values) const;
-  // A Bool attribute or its default.
+  // An Int or Bool attribute or its default.
+  int64_t Int(size_t attribute) const;
   bool Bool(size_t attribute) const;
   // False when the rank is not known, the input is absent, or its rank is another.
   bool Dims(size_t input, size_t rank, std::vector<InferredDim>* dims) const;
   // False when the rank is not known (a scalar looks the same) or the input is absent.
   bool Dims(size_t input, std::vector<InferredDim>* dims) const;
-  // An Int attribute, or its default.
-  int64_t Int(size_t attribute) const;
   // `type` is needed for an output whose element type an attribute chooses.
   void SetOutput(size_t output, const std::vector<InferredDim>& dims, int type = kUndefined);
+  int InputType(size_t input) const;
   // Gives every output that shares an input's buffer the input's shape: without it the runtime never works in place.
   void CopyRefShapes();
 
  private:
   OrtTensorTypeAndShapeInfo* Info(size_t input) const;
-  int InputType(size_t input) const;
   const OrtOpAttr* Attribute(size_t attribute) const;
 
   OrtShapeInferContext* context_;

@@ -5,11 +5,7 @@
 #include "refusal.h"
 
 namespace kvfuse {
-namespace {
 
-constexpr size_t kNone = static_cast<size_t>(-1);
-
-// Place of the first element whose page was named before in the group, or kNone. Slots below 0 name nothing.
 size_t FirstRepeat(const int64_t* slots, size_t count, int64_t page_rows) {
   bool rising = true;  // the usual case: tokens of a sequence follow each other
   int64_t last = -1;
@@ -34,6 +30,8 @@ size_t FirstRepeat(const int64_t* slots, size_t count, int64_t page_rows) {
   }
   return kNone;
 }
+
+namespace {
 
 std::string Element(const char* name, size_t place, int64_t value) {
   return std::string(name) + "[" + std::to_string(place) + "] = " + std::to_string(value);

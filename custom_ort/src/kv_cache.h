@@ -45,6 +45,11 @@ struct CacheLayout {
   size_t Stride() const { return order == CacheOrder::kNz ? rows * d0 : columns; }
 };
 
+constexpr size_t kNone = static_cast<size_t>(-1);
+
+// Place of the first element whose page (of page_rows slots) was named before, or kNone. Slots below 0 name nothing.
+size_t FirstRepeat(const int64_t* slots, size_t count, int64_t page_rows);
+
 constexpr size_t NzBlock(int element_type) { return 32 / ElementSize(element_type); }
 
 // The slots of a call: token (batch, s) -> page and row, or nothing for a slot of -1.

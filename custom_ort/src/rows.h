@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "element.h"
+#include "gemm.h"
 
 namespace kvfuse {
 
@@ -64,12 +65,17 @@ struct RowKernels {
                      const float* bias, size_t n, float* y);
   // x / scale + offset as an int8.
   void (*quantise_divided)(const float* x, const float* scale, const float* offset, size_t n, const RowTarget& target);
+  // The largest magnitude of a row, NaN if there is one.
+  float (*abs_max)(const float* x, size_t n);
+  // x / divisor as 8-bit values; what is no number (0 / 0 above all) becomes 0.
+  void (*quantise_by[kQuantKinds])(const float* x, float divisor, size_t n, void* y);
 };
 
 // Names a set of kernels and says whether this CPU runs it.
 struct Isa {
   const char* name;
   const RowKernels* kernels;  // null when the library was built without it
+  const GemmKernels* products;
   bool (*supported)();
 };
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import benchmarks
+from benchmarks import mla_prolog
 from benchmarks.kv_graphs import VARIANTS, Problem
 from benchmarks.timing import interleaved, table
 from ir_ops.errors import BadUsage
@@ -29,6 +30,24 @@ def test_variants_compute_the_same(dtype: str, batch: int, tokens: int) -> None:
         for name, array in results["kvfuse"].items():
             np.testing.assert_allclose(results[variant][name], array, rtol=step, atol=step, err_msg=f"{variant} {name}")
             assert np.array_equal(array.any(axis=1), results[variant][name].any(axis=1))
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_mla_variants_compute_the_same(tokens: int) -> None:
+    """The kernel and the exporter's graph agree; bf16 and int8 weights as well as their precision allows."""
+    problem = mla_prolog.Problem(mla_prolog.Sizes(hidden=64, q_rank=48, heads=2, nope=16, kv_rank=32, rope=8))
+    expected = problem.exporter(tokens).run()
+    for kind, step in (("float32", 1e-4), ("bfloat16", 0.1), ("int8", 0.3)):
+        found = problem.ours(kind, tokens).run()
+        for name, array in expected.items():
+            result = found[name].reshape(array.shape).astype(np.float32)
+            np.testing.assert_allclose(result, array, rtol=step, atol=step, err_msg=f"{kind} {name}")
+
+
+def test_mla_benchmark_prints_ratios(capsys: pytest.CaptureFixture[str]) -> None:
+    assert benchmarks.main(["mla", "--quick"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines[2:]] == ["M = 1", "M = 4", "M = 16", "M = 64"]
 
 
 def test_interleaved_tells_slow_from_fast() -> None:

@@ -42,8 +42,7 @@ def model(
     constants, shapes = constants or {}, shapes or {}
     given = [entry.name if entry.name in types else "" for entry in declared.inputs]
     wanted = [entry.name for entry in declared.outputs] if outputs is None else list(outputs)
-    results = declared.infer({name: TensorSpec(kind, None) for name, kind in types.items()}, attrs)
-    kinds = {entry.name: results[entry.name].dtype for entry in declared.outputs}
+    kinds = _results(operator, types, attrs)
     names = [entry.onnx_name if entry.name in wanted else "" for entry in declared.outputs]
     while given[-1] == "":
         given.pop()
@@ -72,6 +71,16 @@ def model(
     )
     imports = [helper.make_opsetid("", 20 if len(nodes) == 1 else 21), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
     return helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+
+def _results(operator: str, types: Mapping[str, str], attrs: Mapping[str, Any]) -> dict[str, str]:
+    """Element types of the outputs; those of a call that is to be refused follow from its type variables."""
+    declared = OPS[operator]
+    choice = {entry.type: types[entry.name] for entry in declared.inputs if entry.name in types}
+    known = {attr.name for attr in declared.attrs if attr.name in attrs and attr.accepts(attrs[attr.name])}
+    specs = {name: TensorSpec(dtype, None) for name, dtype in types.items()}
+    inferred = declared.infer(specs, {name: attrs[name] for name in known})
+    return {entry.name: choice.get(entry.type, inferred[entry.name].dtype) for entry in declared.outputs}
 
 
 def _plain(attrs: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     from fusion.cli import console
 
-    parser.add_argument("names", metavar="NAME", nargs="*", help="which measurements (default: all): decode, kernels")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="which measurements: decode, kernels (default), mla")
     parser.add_argument("--quick", action="store_true", help="a fraction of the time, rougher figures")
+    parser.add_argument("--small", action="store_true", help="mla: a layer of a fortieth of DeepSeek-V3's size")
     parser.add_argument("--threads", type=console.at_least(1), metavar="N", help="threads of the kernels (default 1)")
 
 
@@ -20,6 +21,6 @@ def run(args: argparse.Namespace) -> int:
     """Measures and prints tables."""
     import benchmarks
 
-    options = ["--quick"] if args.quick else []
+    options = [f"--{name}" for name in ("quick", "small") if getattr(args, name)]
     options += ["--threads", str(args.threads)] if args.threads is not None else []
     return benchmarks.main([*args.names, *options])

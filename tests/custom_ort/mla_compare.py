@@ -1,0 +1,47 @@
+"""How near two results of MlaPrologV3 must be: a rounding step, where the order of a sum may decide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ir_ops.dtypes import Array, by_numpy
+from tests.custom_ort.calls import Call
+from tests.custom_ort.mla_calls import unpacked
+
+_STEP = {"float32": 2.0**-17, "float16": 2.0**-8, "bfloat16": 2.0**-5}
+"""Of element plus root mean square: three products in a row, each rounded."""
+_SHARE = 0.05
+"""Elements of 8 bits that may be a step apart: a value near a tie, or a scale that differs in its last bit."""
+
+
+def assert_close(found: Mapping[str, Array], expected: Mapping[str, Array], call: Call, where: str) -> None:
+    assert found.keys() == expected.keys()
+    for name, wanted in expected.items():
+        result, place = found[name], f"{where} {name} {call.attrs}"
+        assert (result.dtype, result.shape) == (wanted.dtype, wanted.shape), place
+        packed = name == "kv_cache" and call.attrs.get("kv_cache_quant_mode") == 3
+        pairs = zip(unpacked(result, call), unpacked(wanted, call), strict=True) if packed else [(result, wanted)]
+        for pair in pairs:
+            _assert_near(*pair, place)
+
+
+def _assert_near(result: Array, wanted: Array, place: str) -> None:
+    same = np.ascontiguousarray(result).view(np.uint8) == np.ascontiguousarray(wanted).view(np.uint8)
+    if same.all():
+        return
+    a, b = result.astype(np.float64), wanted.astype(np.float64)
+    kind = by_numpy(wanted.dtype)
+    finite = np.isfinite(b)
+    assert np.array_equal(a[~finite], b[~finite], equal_nan=True), place
+    a, b = np.where(finite, a, 0), np.where(finite, b, 0)
+    difference = np.abs(a - b)
+    if kind.bits == 8:
+        step = 1.0 if kind.name in ("int8", "uint8") else np.abs(b) / 8 + 2.0**-9
+        assert (difference <= step * 1.001).all(), f"{place}: off by {difference.max()}"
+        assert np.count_nonzero(difference) <= max(3, _SHARE * difference.size), place
+        return
+    size = np.sqrt(np.mean(np.square(b), axis=-1, keepdims=True))
+    bound = _STEP[kind.name] * (np.abs(b) + size) + 1e-7
+    assert (difference <= bound).all(), f"{place}: {(difference / bound).max():.2f} of the bound"
