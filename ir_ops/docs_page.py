@@ -107,10 +107,12 @@ def contract_text(op: Operator, width: int = 100) -> str:
     for section in sections(op):
         lines = [section.title, "-" * len(section.title)]
         for paragraph in section.paragraphs:
-            lines += [textwrap.fill(_plain(paragraph), width), ""]
+            lines += [textwrap.fill(_plain(paragraph), width, break_on_hyphens=False), ""]
         lines += _aligned([[_plain(cell) for cell in row] for row in section.table], width)
         for item in section.items:
-            lines.append(textwrap.fill(_plain(item), width, initial_indent="* ", subsequent_indent="  "))
+            lines.append(
+                textwrap.fill(_plain(item), width, initial_indent="* ", subsequent_indent="  ", break_on_hyphens=False)
+            )
         parts.append("\n".join(lines).rstrip())
     return "\n\n".join(parts) + "\n"
 
