@@ -19,7 +19,7 @@ from ir_ops.dtypes import Array, by_name
 from ir_ops.errors import BadInput, BadModel
 
 _ORT_TYPES = {"float": "float32", "double": "float64", "float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2"}
-_RULE = re.compile(r": [A-Z]{2}-\d\d: ")
+_RULE = re.compile(r": [A-Z]+-\d+: ")
 _QUIET = 4  # a refused model is reported by our exception; onnxruntime need not print it as well
 
 
@@ -54,6 +54,10 @@ def session(
     try:
         return ort.InferenceSession(source, options, providers=providers or ["CPUExecutionProvider"])
     except Exception as error:
+        if re.search("INVALID_PROTOBUF|No graph was found", str(error)):
+            raise BadModel(
+                "this is no ONNX model", where=where, wanted="a serialised ModelProto with a graph"
+            ) from None
         raise BadModel("onnxruntime does not take the model", where=where, found=_why(source, error)) from None
 
 

@@ -46,8 +46,10 @@ Tensor Read(const char* name, const OrtValue* value) {
   Require(Runtime().GetTensorElementType(owned.info, &tensor.type));
   Require(Runtime().GetDimensionsCount(owned.info, &tensor.rank));
   if (tensor.rank > kMaxRank) {
-    throw Refusal(std::string(name) + " has " + std::to_string(tensor.rank) + " dims; at most " +
-                  std::to_string(kMaxRank) + " are accepted");
+    std::vector<int64_t> dims(tensor.rank);
+    Require(Runtime().GetDimensions(owned.info, dims.data(), dims.size()));
+    Refuse({"IN-04", "an input has too many dims"}, name + (" " + ShapeText(dims.data(), dims.size())),
+           "at most " + std::to_string(kMaxRank));
   }
   Require(Runtime().GetDimensions(owned.info, tensor.dims, tensor.rank));
   Require(Runtime().GetTensorMutableData(const_cast<OrtValue*>(value), &tensor.data));

@@ -203,6 +203,27 @@ def test_aliases_that_do_not_fit(aliases: dict[str, str], words: str) -> None:
         custom_ort.bind(session_of(call), call.inputs, aliases)
 
 
+def test_aliases_of_another_type_or_shape() -> None:
+    call = decode("bfloat16", "int8")
+    with pytest.raises(BadInput, match="kv as k_cache_out: an array has another element type; found bfloat16"):
+        custom_ort.bind(session_of(call), call.inputs, {"kv": "k_cache_out"})
+    shapes = {name: array.shape for name, array in call.inputs.items()}
+    session = one_node.session(one_node.model(NAME, one_node.types_of(call.inputs), call.attrs, shapes=shapes))
+    if session.get_outputs()[0].shape:  # old runtimes infer none
+        with pytest.raises(
+            BadInput, match=r"ckv_cache as k_cache_out: .* found \[2, 8, 1, 64\], wanted \[2, 8, 1, 32\]"
+        ):
+            custom_ort.bind(session, call.inputs, {"ckv_cache": "k_cache_out"})
+
+
+@pytest.mark.parametrize("content", [b"", b"hello world", b"\x08\x0a"])
+def test_what_is_no_model(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.onnx").write_bytes(content)
+    for model, where in ((content, "model"), (tmp_path / "x.onnx", str(tmp_path / "x.onnx"))):
+        with pytest.raises(BadModel, match=f"^{where}: this is no ONNX model; wanted a serialised ModelProto"):
+            custom_ort.session(model)
+
+
 def test_arrays_that_cannot_be_written_in_place() -> None:
     call = decode()
     session = session_of(call)

@@ -143,6 +143,11 @@ def test_shapes_follow_as_far_as_the_inputs_tell() -> None:
     assert str(inferred["k_rope"]) == "float16[2, 1, ?, ?]"
 
 
+def test_shapes_without_a_required_input() -> None:
+    with pytest.raises(BadInput, match="KvRmsNormRopeCache: a required input is missing; found no kv"):
+        OP.infer({}, {})
+
+
 def test_separate_v_changes_the_widths() -> None:
     specs = {
         "kv": TensorSpec("float16", (2, 4, 3, 192)), "gamma": TensorSpec("float16", (192,)),
