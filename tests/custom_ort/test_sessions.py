@@ -94,7 +94,7 @@ def test_session_from_file_bytes_and_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "no such model file"), (b"no model", "onnxruntime does not take the model"), (b"", "does not take")],
+    [(None, "no such model file"), (b"no model", "this is no ONNX model"), (b"", "this is no ONNX model")],
 )
 def test_session_of_a_bad_file(content: bytes | None, words: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.onnx"
@@ -214,14 +214,6 @@ def test_aliases_of_another_type_or_shape() -> None:
             BadInput, match=r"ckv_cache as k_cache_out: .* found \[2, 8, 1, 64\], wanted \[2, 8, 1, 32\]"
         ):
             custom_ort.bind(session, call.inputs, {"ckv_cache": "k_cache_out"})
-
-
-@pytest.mark.parametrize("content", [b"", b"hello world", b"\x08\x0a"])
-def test_what_is_no_model(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "x.onnx").write_bytes(content)
-    for model, where in ((content, "model"), (tmp_path / "x.onnx", str(tmp_path / "x.onnx"))):
-        with pytest.raises(BadModel, match=f"^{where}: this is no ONNX model; wanted a serialised ModelProto"):
-            custom_ort.session(model)
 
 
 def test_arrays_that_cannot_be_written_in_place() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from ir_ops.declaration import PRODUCTS, Operator, TensorSpec
 from ir_ops.dtypes import by_name
-from ir_ops.errors import BadUsage
+from ir_ops.errors import BadInput, BadUsage
 from ir_ops.ops import DOMAIN, OPS
 
 OP = OPS["KvRmsNormRopeCache"]
