@@ -54,24 +54,26 @@ def session(
     try:
         return ort.InferenceSession(source, options, providers=providers or ["CPUExecutionProvider"])
     except Exception as error:
-        if re.search("INVALID_PROTOBUF|No graph was found", str(error)):
-            raise BadModel(
-                "this is no ONNX model", where=where, wanted="a serialised ModelProto with a graph"
-            ) from None
-        raise BadModel("onnxruntime does not take the model", where=where, found=_why(source, error)) from None
+        raise _refused_model(source, where, error) from None
 
 
-def _why(source: str | bytes, error: Exception) -> str:
-    """The rule of ours that the model breaks, else onnxruntime's own words."""
-    if _RULE.search(_message(error)):
-        return _message(error)
-    try:
-        model = (
-            onnx.load_from_string(source) if isinstance(source, bytes) else onnx.load(source, load_external_data=False)
-        )
-        return next(broken_rules(model), _message(error))
-    except (OSError, ValueError, DecodeError):  # not an ONNX file: onnxruntime has said so
-        return _message(error)
+def _refused_model(source: str | bytes, where: str, error: Exception) -> BadModel:
+    """Says which rule of ours the model breaks, that it is none, or else onnxruntime's own words."""
+    found = _message(error)
+    if not _RULE.search(found):
+        try:
+            if isinstance(source, bytes):
+                model = onnx.load_from_string(source)
+            else:
+                model = onnx.load(source, load_external_data=False)
+            if not model.HasField("graph"):
+                raise DecodeError
+            found = next(broken_rules(model), found)
+        except DecodeError:
+            return BadModel("this is no ONNX model", where=where, wanted="a ModelProto with a graph")
+        except (OSError, ValueError):
+            pass
+    return BadModel("onnxruntime does not take the model", where=where, found=found)
 
 
 def run(session: Any, feeds: Mapping[str, Array]) -> dict[str, Array]:
