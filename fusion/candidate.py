@@ -14,7 +14,6 @@ from fusion.facts.graph import GraphView
 from fusion.facts.probe import Probe
 from fusion.result import Refusal
 
-
 BLOCK = 10
 """Operators below this size are building blocks: where one does not fit, another one of them may."""
 

@@ -1,4 +1,4 @@
-"""What stands once fusions are accepted: nodes go when nobody reads them, values in the middle stay for their readers."""
+"""What stands once fusions are accepted: nodes go when nobody reads them, others stay for their readers."""
 
 from __future__ import annotations
 
