@@ -5,6 +5,7 @@ from __future__ import annotations
 from fusion.candidate import Candidate, EmitterFactory, Refused
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import dtype_name
+from fusion.facts.near_norm import is_centred, near_norms
 from fusion.facts.norm import NormFact
 from fusion.result import Refusal
 from fusion.rules import _block as block
@@ -27,6 +28,11 @@ class RmsNormRule:
                 candidates.append(_build(facts, new_emitter, norm, layer))
             except Refused as refused:
                 refusals.append(refused.refusal(facts.view, OP, norm.y, layer))
+        for reason in near_norms(facts.view, facts.norms.values()):
+            if reason.value is not None and facts.standing.stands(reason.value):
+                layer = facts.view.layer_of(reason.value)
+                place = facts.view.place(reason.value, layer)
+                refusals.append(Refusal(reason.code, place, layer, OP, reason.fact, reason.found, reason.wanted, ""))
         return candidates, refusals
 
 
@@ -34,6 +40,11 @@ RULE = RmsNormRule()
 
 
 def _build(facts: Facts, new_emitter: EmitterFactory, norm: NormFact, layer: int | None) -> Candidate:
+    if is_centred(facts.view, norm.x):
+        raise Refused(
+            "norm-centred", "the mean of the row is not taken off first", "a layer norm", "a root mean square norm", "",
+            norm.y,
+        )  # fmt: skip
     site = norms.read_site(facts, norm)
     feeds = [norm.x] if norm.gamma is None else [norm.x, norm.gamma]
     region = block.region_of(site.results, feeds)
