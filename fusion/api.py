@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from typing import get_args
 
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
@@ -14,6 +15,7 @@ from fusion.model_io import ModelLike, Weights, load, save
 from fusion.normalise import unroll_sequences
 from fusion.result import FusionResult
 from fusion.rules import all_rules
+from fusion.surgery.packing import Pack
 from ir_ops.declaration import PRODUCTS
 from ir_ops.errors import BadUsage
 from ir_ops.onnx_carry import carry_functions
@@ -29,6 +31,7 @@ def fuse(
     strict_slots: bool = False,
     functions: bool = True,
     weights: Weights = "share",
+    pack: Pack = "auto",
 ) -> FusionResult:
     """Replaces spelled-out attention preambles by fused operators, each proven first.
 
@@ -40,6 +43,8 @@ def fuse(
         strict_slots: refuse sites whose graph would write for a slot of -1 where the operator skips.
         functions: carry the operators' bodies in standard ONNX operators, so that any runtime can run the model.
         weights: where external weights go when ``out`` is in another folder.
+        pack: projections of one value that an operator wants as one: ``always`` as one product by rewritten weights,
+            ``never`` (joined by a Concat), or ``auto``, by what packing would rewrite (:mod:`fusion.surgery.packing`).
 
     Returns:
         The fused model (an ``onnx_ir.Model`` for one, else a ``ModelProto``), sites, refusals, timings and counts.
@@ -49,6 +54,8 @@ def fuse(
         BadUsage: an unknown product or operator name.
     """
     options = _options(product, only, strict_slots)
+    if pack not in get_args(Pack):
+        raise BadUsage("unknown way to pack projections", found=repr(pack), wanted=" | ".join(get_args(Pack)))
     started = time.perf_counter()
     loaded = load(model)
     timings = {"load": time.perf_counter() - started}
@@ -56,7 +63,7 @@ def fuse(
     _prepare(loaded.model)
     found = find(loaded.model, options)
     started = time.perf_counter()
-    sites = apply(loaded.model, found)
+    sites = apply(loaded.model, found, pack)
     if functions and sites:
         carry_functions(loaded.model)
     timings |= found.timings
