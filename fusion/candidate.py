@@ -15,6 +15,9 @@ from fusion.facts.probe import Probe
 from fusion.result import Refusal
 from fusion.surgery.packing import Join
 
+BLOCK = 10
+"""Operators below this size are building blocks: where one does not fit, another one of them may."""
+
 
 class Refused(Exception):
     """A rule's reason to leave a place alone; ``value`` is where."""
@@ -51,6 +54,7 @@ class Candidate:
         assumptions, notes: for the report.
         attrs: attributes of the fused node.
         joins: projections that the new nodes lay side by side, which may be packed into one.
+        size: that of the rule.
     """
 
     op: str
@@ -69,6 +73,7 @@ class Candidate:
     notes: list[str] = field(default_factory=list)
     attrs: Mapping[str, Any] = field(default_factory=dict)
     joins: list[Join] = field(default_factory=list)
+    size: int = BLOCK
 
 
 EmitterFactory = Callable[[str], Emitter]
