@@ -17,6 +17,8 @@ from fusion.facts.semantics import lookup
 from ir_ops.dtypes import Array, by_name
 
 Dims = list[int]
+VIEWS = ("Identity", "Reshape", "Unsqueeze", "Squeeze")
+"""Operators that keep every element in its order."""
 
 
 def static_dims(value: ir.Value, dims: tuple[int, ...] | None = None) -> tuple[int | None, ...]:
