@@ -55,6 +55,7 @@ class Candidate:
         attrs: attributes of the fused node.
         joins: projections that the new nodes lay side by side, which may be packed into one.
         size: that of the rule.
+        nonzero: ids of feeds that must not hold 0: divisors.
     """
 
     op: str
@@ -74,6 +75,7 @@ class Candidate:
     attrs: Mapping[str, Any] = field(default_factory=dict)
     joins: list[Join] = field(default_factory=list)
     size: int = BLOCK
+    nonzero: frozenset[int] = frozenset()
 
 
 EmitterFactory = Callable[[str], Emitter]

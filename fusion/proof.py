@@ -176,7 +176,8 @@ def _cases(candidate: Candidate) -> Iterator[tuple[Probe, dict[int, Array]]]:
 
 
 def _feeds(candidate: Candidate, probe: Probe, rng: np.random.Generator, style: str) -> dict[int, Array]:
-    return {id(value): _feed(value, probe, rng, style) for value in candidate.feeds}
+    plain = candidate.nonzero
+    return {id(item): _feed(item, probe, rng, "random" if id(item) in plain else style) for item in candidate.feeds}
 
 
 def _feed(value: ir.Value, probe: Probe, rng: np.random.Generator, style: str) -> Array:

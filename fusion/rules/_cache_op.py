@@ -14,9 +14,41 @@ from fusion.facts.parameters import Part, Scale
 from fusion.facts.probe import Probe
 from fusion.facts.rows import Row
 from fusion.facts.semantics import lookup
+from fusion.facts.spine import half_written_readers, old_content_readers
 from ir_ops.dtypes import Array, by_name
 
 Dims = list[int]
+
+
+def slots_text(write: CacheWrite) -> str:
+    """Slots and layout of a write, for messages."""
+    return f"{write.slots.value.name} ({write.slots.form}, {write.order})"
+
+
+def refuse_aliases(write: CacheWrite) -> None:
+    """Raises Refused when somebody else reads the old content of a cache, or the cache while it is being written."""
+    readers = old_content_readers(write.spine)
+    if readers:
+        node = readers[0]
+        raise Refused(
+            "alias-second-reader",
+            f"the old content of {write.cache.name} has no other reader",
+            f"read by {node.op_type} {node.name or node.outputs[0].name}",
+            "only the write",
+            "read the updated cache instead",
+            write.cache,
+        )
+    if write.cache.is_graph_output():
+        raise Refused(
+            "alias-second-reader", f"the old content of {write.cache.name} has no other reader",
+            "it is a graph output", "only the write", "drop the output", write.cache,
+        )  # fmt: skip
+    for value, node in half_written_readers(write.spine):
+        raise Refused(
+            "alias-second-reader", f"{write.cache.name} is written in place and read in its final form only",
+            f"{value.name} is read by {node.op_type} {node.name or node.outputs[0].name}", "the updated cache",
+            "read the updated cache instead", value,
+        )  # fmt: skip
 
 
 def static_dims(value: ir.Value, dims: tuple[int, ...] | None = None) -> tuple[int | None, ...]:

@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import onnx_ir as ir
 
+from fusion.emit import Emitter
+from fusion.facts.graph import GraphView
+from fusion.facts.probe import Probe
 from fusion.rules import _cache_op as common
-from fusion.rules._kv_frame import Frame
 
 Pairs = list[tuple[ir.Value, ir.Value]]
+
+
+class Frame(Protocol):
+    """What is asked of a site here.
+
+    Attributes:
+        region: its nodes.
+        sources: values in front of it with dims of batch and tokens.
+    """
+
+    view: GraphView
+    emit: Emitter
+    region: list[ir.Node]
+
+    @property
+    def sources(self) -> list[ir.Value]: ...
+
+    def own_probes(self) -> list[Probe]: ...
 
 
 def stand_ins(frame: Frame) -> Pairs:
     """Values of the region whose shape is asked for, and a source of the same shape to ask instead."""
     found = []
-    sources = [frame.key_columns.value, frame.value_columns.value, frame.cos.value]
     for value in _measured(frame):
-        for source in sources:
+        for source in frame.sources:
             pairs = [(probe.shape(value), probe.shape(source)) for probe in frame.own_probes()]
             if all(own is not None and own == other for own, other in pairs):
                 found.append((value, source))
