@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from fusion.candidate import Candidate, EmitterFactory, Refused
 from fusion.facts.analysis import Facts
-from fusion.facts.graph import dtype_name
+from fusion.facts.graph import dtype_name, uses
 from fusion.facts.heads import HeadAxis, Heads, head_axes, moved_on
 from fusion.facts.rows import Row, positions_in
 from fusion.region import delivered_outside
@@ -36,6 +36,10 @@ class Delivered:
     place: int
     layout: HeadAxis
     heads: int
+
+    def is_flat(self, frame: Frame) -> bool:
+        """Whether the value has the operator's own form ``[T, N * D]``."""
+        return self.layout.joined and self.layout.axis == -2 and len(frame.shape(self.value)) == 2
 
 
 def build(facts: Facts, new_emitter: EmitterFactory, key: Row, value: Row, queries: Heads, operator: Operator,
@@ -106,27 +110,45 @@ def _turned_queries(facts: Facts, queries: Heads) -> Turned:
 
 
 def _query(frame: Frame) -> Delivered:
-    """The earliest value of the operator's type that holds the rotated queries."""
+    """The earliest value of the operator's type that holds the rotated queries.
+
+    Where nobody reads it but for the rows as the operator delivers them, these.
+    """
     queries = frame.queries
-    counts = [rotation.position.shape[0] for rotation in queries.rotations]
-    heads = frame.heads[0]
     positions = [queries.layout.positions(probe.shape(queries.value) or (), frame.width) for probe in queries.probes]
+    earliest: Delivered | None = None
     for value, found in moved_on(frame.view, queries.value, queries.probes, positions):
-        if dtype_name(value) == frame.kind:
-            shapes = [probe.shape(value) or () for probe in queries.probes]
-            layout = _layout(frame, shapes, found, counts)
-            if layout is not None:
-                return Delivered(value, Q_OUT, layout, heads)
-    raise Refused(
-        "mixed-types", "the rotated queries have the operator's type", dtype_name(queries.value), frame.kind,
-        f"cast them to {frame.kind}", queries.value,
-    )  # fmt: skip
+        if dtype_name(value) != frame.kind:
+            continue
+        layout = _layout(frame, [probe.shape(value) or () for probe in queries.probes], found)
+        if layout is None:
+            continue
+        own = Delivered(value, Q_OUT, layout, frame.heads[0])
+        if earliest is None:
+            earliest = own
+        if own.is_flat(frame) and _only_way(earliest.value, value):
+            return own
+    if earliest is None:
+        raise Refused(
+            "mixed-types", "the rotated queries have the operator's type", dtype_name(queries.value), frame.kind,
+            f"cast them to {frame.kind}", queries.value,
+        )  # fmt: skip
+    return earliest
 
 
-def _layout(
-    frame: Frame, shapes: Sequence[tuple[int, ...]], positions: Sequence[Array], counts: Sequence[int]
-) -> HeadAxis | None:
+def _only_way(start: ir.Value, end: ir.Value) -> bool:
+    """Whether all that is read of a value is read through another one behind it."""
+    while start is not end:
+        readers = uses(start)
+        if len(readers) != 1 or start.is_graph_output():
+            return False
+        start = readers[0][0].outputs[0]
+    return True
+
+
+def _layout(frame: Frame, shapes: Sequence[tuple[int, ...]], positions: Sequence[Array]) -> HeadAxis | None:
     """The layout under which all trial sizes find the rows where they are."""
+    counts = [len(position) for position in positions]
     for layout in head_axes(shapes[0], frame.width, counts[0]):
         if all(
             layout in head_axes(shape, frame.width, count)
@@ -157,7 +179,7 @@ def _raw(frame: Frame, row: Row, place: int) -> Delivered | None:
         if positions is None:
             continue
         shapes = [entry.view.probe.shape(value) or () for entry in row.views]
-        layout = _layout(frame, shapes, positions, [len(position) for position in positions])
+        layout = _layout(frame, shapes, positions)
         if layout is not None:
             return Delivered(value, place, layout, positions[0].shape[1])
     return None
@@ -168,7 +190,7 @@ def reproduced(frame: Frame, item: Delivered, output: ir.Value) -> ir.Value:
     emit, name = frame.emit, f"delivered_{item.place}"
     probes = frame.queries.probes if item.place == Q_OUT else frame.own_probes()
     shapes = [probe.shape(item.value) or () for probe in probes]
-    if item.layout.axis == -2 and len(shapes[0]) == 2 and item.layout.joined:
+    if item.is_flat(frame):
         return output
     if item.layout.axis == -2:
         return emit.reshape(output, _target(frame, item, shapes), name)
