@@ -53,6 +53,7 @@ class Candidate:
         assumptions, notes: for the report.
         attrs: attributes of the fused node.
         size: that of the rule.
+        draws: id of a feed -> what the proof feeds it: ``sums`` (int32 data, no structure) or ``scale`` (never 0).
     """
 
     op: str
@@ -71,6 +72,7 @@ class Candidate:
     notes: list[str] = field(default_factory=list)
     attrs: Mapping[str, Any] = field(default_factory=dict)
     size: int = BLOCK
+    draws: Mapping[int, str] = field(default_factory=dict)
 
 
 EmitterFactory = Callable[[str], Emitter]
