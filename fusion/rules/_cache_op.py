@@ -20,6 +20,8 @@ from fusion.facts.spine import half_written_readers, old_content_readers
 from ir_ops.dtypes import Array, by_name
 
 Dims = list[int]
+VIEWS = ("Identity", "Reshape", "Unsqueeze", "Squeeze")
+"""Operators that keep every element in its order."""
 
 
 def refuse_aliases(write: CacheWrite) -> None:
