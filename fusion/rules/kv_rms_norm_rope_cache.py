@@ -20,10 +20,10 @@ from fusion.facts.parameters import Part, Reason
 from fusion.facts.probe import Probe
 from fusion.facts.rows import Row, read_row, with_heads
 from fusion.facts.same_slots import same_slots
-from fusion.facts.spine import half_written_readers, old_content_readers
 from fusion.facts.symbolic import Symbolic
 from fusion.facts.write_map import NotAWrite
 from fusion.result import Refusal
+from fusion.rules import _cache_op as common
 from fusion.rules._kv_frame import Inputs
 from fusion.rules._kv_site import build
 from ir_ops.ops import OPS
@@ -96,7 +96,7 @@ def _alone(facts: Facts, row: Row, any_key: bool) -> Refusal:
     place = facts.view.place(row.start, layer)
     fact = f"rows written to {row.write.cache.name}"
     try:
-        _refuse_aliases(row.write)
+        common.refuse_aliases(row.write)
     except Refused as refused:
         return refused.refusal(facts.view, OP, row.write.out, layer)
     node = row.x.producer()
@@ -188,7 +188,7 @@ def _inputs(facts: Facts, key: Row, value: Row) -> Inputs:
             "a row per token of the batch in [B, N, S, D], or paged", "", key.write.out,
         )  # fmt: skip
     for write in (key.write, value.write):
-        _refuse_aliases(write)
+        common.refuse_aliases(write)
     separate = key.norm is not None
     value = _same_heads(view, key, value)
     norm = key.norm if separate else value.norm
@@ -230,31 +230,6 @@ def _same_heads(view: GraphView, key: Row, value: Row) -> Row:
         return value
     again = read_row(view, with_heads(value.write, heads), {})
     return again if isinstance(again, Row) else value
-
-
-def _refuse_aliases(write: CacheWrite) -> None:
-    readers = old_content_readers(write.spine)
-    if readers:
-        node = readers[0]
-        raise Refused(
-            "alias-second-reader",
-            f"the old content of {write.cache.name} has no other reader",
-            f"read by {node.op_type} {node.name or node.outputs[0].name}",
-            "only the write",
-            "read the updated cache instead",
-            write.cache,
-        )
-    if write.cache.is_graph_output():
-        raise Refused(
-            "alias-second-reader", f"the old content of {write.cache.name} has no other reader",
-            "it is a graph output", "only the write", "drop the output", write.cache,
-        )  # fmt: skip
-    for value, node in half_written_readers(write.spine):
-        raise Refused(
-            "alias-second-reader", f"{write.cache.name} is written in place and read in its final form only",
-            f"{value.name} is read by {node.op_type} {node.name or node.outputs[0].name}", "the updated cache",
-            "read the updated cache instead", value,
-        )  # fmt: skip
 
 
 def _through_norm(view: GraphView, row: Row, norm: NormFact) -> list[Part]:
