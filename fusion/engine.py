@@ -223,7 +223,9 @@ def apply(model: ir.Model, found: Found, pack: Pack = "auto") -> list[Site]:
         pack: whether projections that fused operators want side by side are packed into one.
     """
     graph = model.graph
-    clear_types(found.typed)
+    # what fused nodes read and deliver keeps its type: their bodies are made for it
+    needed = {id(item) for candidate, _ in found.proven for node in candidate.emitter.nodes for item in node.inputs}
+    clear_types([value for value in found.typed if id(value) not in needed])
     for candidate, _ in found.proven:
         _insert(graph, candidate, found.order)
     removed = {id(candidate): len(candidate.region) for candidate, _ in found.proven}

@@ -138,11 +138,6 @@ class Frame:
         """Ids of the values at which the region begins."""
         return {id(value) for value in self.feeds()}
 
-    @property
-    def sources(self) -> list[ir.Value]:
-        """Values with dims of batch and tokens, for shapes that are asked for."""
-        return [self.key_columns.value, self.value_columns.value, self.cos.value]
-
     def own_probes(self) -> list[Probe]:
         return [entry.view.probe for entry in self.inputs.key.views]
 

@@ -12,10 +12,10 @@ from fusion.candidate import Candidate, EmitterFactory, Refused
 from fusion.facts.analysis import Facts
 from fusion.region import delivered_outside
 from fusion.rules import _cache_op as common
-from fusion.rules._asked_shapes import stand_ins, told_shapes
 from fusion.rules._kv_delivered import Delivered, delivered_values, reproduced
 from fusion.rules._kv_frame import Frame, Inputs
 from fusion.rules._kv_operands import Operands
+from fusion.rules._kv_shapes import stand_ins, told_shapes
 from ir_ops.declaration import Operator
 from ir_ops.dtypes import by_name
 from ir_ops.ops import DOMAIN

@@ -119,9 +119,12 @@ class Frame:
         return [len(columns.columns) for columns in (self.q.columns, self.k.columns, self.v)]
 
     @property
-    def sources(self) -> list[ir.Value]:
-        """Values with dims of tokens, for shapes that are asked for."""
-        return [self.k.columns.value, self.q.columns.value, self.v.value, self.cos.value]
+    def key_columns(self) -> Columns:
+        return self.k.columns
+
+    @property
+    def value_columns(self) -> Columns:
+        return self.v
 
     def _kind(self) -> str:
         """The operator's float type: that of the plain caches, else of the projected row."""

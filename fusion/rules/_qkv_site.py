@@ -16,7 +16,7 @@ from fusion.facts.heads import HeadAxis, Heads, head_axes, moved_on
 from fusion.facts.rows import Row, positions_in
 from fusion.region import delivered_outside
 from fusion.rules import _cache_op as common
-from fusion.rules._asked_shapes import stand_ins, told_shapes
+from fusion.rules._kv_shapes import stand_ins, told_shapes
 from fusion.rules._qkv_frame import Frame, Turned, turned
 from fusion.rules._qkv_operands import Operands
 from ir_ops.declaration import Operator
@@ -85,7 +85,7 @@ def build(facts: Facts, new_emitter: EmitterFactory, key: Row, value: Row, queri
         attrs=attrs,
         joins=made.joins,
         size=size,
-        nonzero=frozenset(id(item) for row in frame.rows for item in _factors(row)),
+        draws={id(item): "scale" for row in frame.rows for item in _factors(row)},
     )
 
 

@@ -17,7 +17,7 @@ from fusion.facts.rows import Row, read_row, with_heads
 from fusion.facts.same_slots import same_slots
 from fusion.facts.write_map import NotAWrite
 from fusion.result import Refusal
-from fusion.rules._cache_op import refuse_aliases, slots_text
+from fusion.rules import _cache_op as common
 from fusion.rules._kv_frame import Inputs
 from fusion.rules._kv_site import build
 from fusion.rules._norm_rows import gamma_columns, through_norm
@@ -91,7 +91,7 @@ def _alone(facts: Facts, row: Row, any_key: bool) -> Refusal:
     place = facts.view.place(row.start, layer)
     fact = f"rows written to {row.write.cache.name}"
     try:
-        refuse_aliases(row.write)
+        common.refuse_aliases(row.write)
     except Refused as refused:
         return refused.refusal(facts.view, OP, row.write.out, layer)
     node = row.x.producer()
@@ -123,7 +123,7 @@ def _partner(facts: Facts, key: Row, values: list[Row]) -> Row:
         raise Refused(
             "kv-slots-differ",
             "both caches are written at the same slots in the same layout",
-            f"{write.cache.name} at {slots_text(write)}, {other.cache.name} at {slots_text(other)}",
+            f"{write.cache.name} at {common.slots_text(write)}, {other.cache.name} at {common.slots_text(other)}",
             "one slot value and one layout",
             "write both caches with one slot mapping",
             other.out,
@@ -175,11 +175,11 @@ def _inputs(facts: Facts, key: Row, value: Row) -> Inputs:
     mode = MODES.get((key.write.order, key.write.slots.form))
     if mode is None:
         raise Refused(
-            "kv-layout", "the cache layout is one of the operator's", slots_text(key.write),
+            "kv-layout", "the cache layout is one of the operator's", common.slots_text(key.write),
             "a row per token of the batch in [B, N, S, D], or paged", "", key.write.out,
         )  # fmt: skip
     for write in (key.write, value.write):
-        refuse_aliases(write)
+        common.refuse_aliases(write)
     separate = key.norm is not None
     value = _same_heads(view, key, value)
     norm = key.norm if separate else value.norm

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import onnx_ir as ir
 
 from fusion.emit import Emitter
 from fusion.facts.graph import GraphView
+from fusion.facts.operand import Columns, Table
 from fusion.facts.probe import Probe
 from fusion.rules import _cache_op as common
 
@@ -15,28 +17,28 @@ Pairs = list[tuple[ir.Value, ir.Value]]
 
 
 class Frame(Protocol):
-    """What is asked of a site here.
-
-    Attributes:
-        region: its nodes.
-        sources: values in front of it with dims of batch and tokens.
-    """
+    """What the frame of a site has to have."""
 
     view: GraphView
     emit: Emitter
     region: list[ir.Node]
+    cos: Table
 
     @property
-    def sources(self) -> list[ir.Value]: ...
+    def key_columns(self) -> Columns: ...
 
-    def own_probes(self) -> list[Probe]: ...
+    @property
+    def value_columns(self) -> Columns: ...
+
+    def own_probes(self) -> Sequence[Probe]: ...
 
 
 def stand_ins(frame: Frame) -> Pairs:
     """Values of the region whose shape is asked for, and a source of the same shape to ask instead."""
     found = []
+    sources = [frame.key_columns.value, frame.value_columns.value, frame.cos.value]
     for value in _measured(frame):
-        for source in frame.sources:
+        for source in sources:
             pairs = [(probe.shape(value), probe.shape(source)) for probe in frame.own_probes()]
             if all(own is not None and own == other for own, other in pairs):
                 found.append((value, source))
