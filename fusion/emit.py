@@ -30,6 +30,10 @@ class Emitter:
         self.copied: set[int] = set()
         """Ids of values whose content went into new constants."""
 
+    def beside(self) -> Emitter:
+        """Another collector that gives names of the same prefix."""
+        return Emitter(self.prefix, self._taken)
+
     def name(self, part: str) -> str:
         """A new unique name."""
         name, number = f"{self.prefix}/{part}", 1
@@ -38,6 +42,13 @@ class Emitter:
             name = f"{self.prefix}/{part}_{number}"
         self._taken.add(name)
         return name
+
+    def discard(self) -> None:
+        """Takes the new nodes out of the use lists of what they read: they will not be part of the graph."""
+        for node in self.nodes:
+            for place in range(len(node.inputs)):
+                node.replace_input_with(place, None)
+        self.nodes.clear()
 
     def constant(self, array: Array, part: str) -> ir.Value:
         """A new initializer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
@@ -14,6 +14,8 @@ from fusion.facts.parameters import Reason
 from fusion.facts.rows import Row, read_row
 from fusion.facts.settle import Survey
 from fusion.facts.spine import find_spines
+from fusion.facts.standing import Standing
+from fusion.facts.trials import Trials
 from fusion.facts.write_map import NotAWrite
 
 
@@ -25,6 +27,8 @@ class Facts:
         norms: id of a normalised value -> its norm.
         rows: the rows of each write in the order of ``writes``; a Reason where they have no known meaning.
         others: outputs that carry a cache on without an in-place write.
+        trials: probes of the whole graph.
+        standing: what is still computed once the fusions accepted so far are in the graph.
     """
 
     view: GraphView
@@ -32,6 +36,24 @@ class Facts:
     writes: list[CacheWrite]
     rows: list[Row | Reason]
     others: list[NotAWrite]
+    trials: Trials
+    standing: Standing = field(default_factory=Standing)
+
+    def left(self) -> Facts:
+        """The facts about what accepted fusions leave."""
+        stands = self.standing.stands
+        written = [
+            (write, row)
+            for write, row in zip(self.writes, self.rows, strict=True)
+            if not self.standing.is_replaced(write.out)
+        ]
+        return replace(
+            self,
+            norms={key: norm for key, norm in self.norms.items() if stands(norm.y)},
+            writes=[write for write, _ in written],
+            rows=[row for _, row in written],
+            others=[other for other in self.others if not self.standing.is_replaced(other.out)],
+        )
 
     def layer(self, write: CacheWrite | NotAWrite) -> int | None:
         return self.view.layer_of(write.cache, write.out)
@@ -44,4 +66,5 @@ def analyse(graph: ir.Graph, opset: int) -> Facts:
     find_large(view, spines)
     norms = {id(norm.y): norm for norm in find_norms(view, Survey(view))}
     writes, others = find_writes(view, spines)
-    return Facts(view, norms, writes, [read_row(view, write, norms) for write in writes], others)
+    trials = Trials(view, [item.probe for item in writes[0].probes] if writes else ())
+    return Facts(view, norms, writes, [read_row(view, write, norms) for write in writes], others, trials)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Hashable, Iterable, Iterator
+from collections.abc import Container, Hashable, Iterator
 from typing import Any
 
 import numpy as np
@@ -29,10 +29,17 @@ def dtype_name(value: ir.Value | None) -> str:
 
 
 def dims_of(value: ir.Value) -> tuple[int | str | None, ...] | None:
-    """The declared dims: ints, symbol names, None where nothing is said; None for an unknown rank."""
+    """The declared dims: ints, symbol names, None where nothing is said; None for an unknown rank.
+
+    Some exporters write a static size as a name of digits.
+    """
     if value.shape is None:
         return None
-    return tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
+    return tuple(dim if isinstance(dim, int) else _size_or_name(dim.value) for dim in value.shape)
+
+
+def _size_or_name(name: str | None) -> int | str | None:
+    return int(name) if name is not None and name.isascii() and name.isdigit() else name
 
 
 class GraphView:
@@ -278,7 +285,7 @@ def by_kind_float(tensor: ir.TensorProtocol) -> bool:
         return False
 
 
-def uses(value: ir.Value) -> Iterable[tuple[ir.Node, int]]:
+def uses(value: ir.Value) -> list[tuple[ir.Node, int]]:
     """(node, operand position) of each reader, subgraph readers included."""
     return [(use.node, use.idx) for use in value.uses()]
 

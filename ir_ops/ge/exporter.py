@@ -8,15 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ir_ops.declaration import PRODUCTS
 from ir_ops.errors import BadUsage, ExportError
 from ir_ops.files import replacing
 from ir_ops.ge import air
+from ir_ops.ge.atc import AtcCall, atc_call
 from ir_ops.ge.builder import GraphBuilder
 from ir_ops.ge.convert.engine import Engine
-from ir_ops.ge.convert.load import InputShapes, Source, input_shapes, load
+from ir_ops.ge.convert.load import InputShapes, Source, load
+from ir_ops.ge.convert.load import input_shapes as dims_of_inputs
 from ir_ops.ge.convert.weights import INLINE_LIMIT, make_plan
 from ir_ops.ge.model import Model
+from ir_ops.ge.products import check_types, settled_product
 from ir_ops.ge.prune import prune
 from ir_ops.ge.text import show
 from ir_ops.ge.validator import Finding, errors, validate
@@ -33,12 +35,13 @@ class ExportResult:
         path: the ``.air`` file, None when none was written.
         sidecar: the input/output record beside it.
         text: the readable dump, when asked for.
-        weight_file: weights that had no file of their own.
+        weight_files: what was written of weights: those without a file, or (``file-per-tensor``) all of them.
         findings: what the validator says (no errors, or there is no result).
         notes: differences in meaning a user has to know.
         ops_before: ONNX operators of the model (as converted).
         ops_after: GE operators.
         inline_bytes, external_bytes: bytes of weights inside the file, and referred to.
+        atc: how to compile the file, None when none was written.
         timings: seconds by step.
     """
 
@@ -52,7 +55,8 @@ class ExportResult:
     path: Path | None = None
     sidecar: Path | None = None
     text: Path | None = None
-    weight_file: Path | None = None
+    weight_files: list[Path] = field(default_factory=list)
+    atc: AtcCall | None = None
     timings: dict[str, float] = field(default_factory=dict)
 
 
@@ -61,10 +65,12 @@ def export(
     out: str | Path | None = None,
     *,
     product: str = "generic",
+    soc: str | None = None,
     cache: str = "ref",
     text: bool = False,
     input_shapes: InputShapes | None = None,
     weights: str = "auto",
+    nz_weights: str = "auto",
     inline_limit: int = INLINE_LIMIT,
 ) -> ExportResult:
     """Converts an ONNX model to GE IR, validates it and writes it.
@@ -75,39 +81,48 @@ def export(
         model: path, ``onnx.ModelProto`` or ``onnx_ir.Model`` (left as it is); weights in external data stay there when
             the whole does not fit into one file, and are not read then.
         out: the ``.air`` file; its sidecar ``NAME.io.json`` stands beside it. None converts and validates only.
-        product: whose limits fused operators have to keep.
+        product: whose limits fused operators and element types have to keep.
+        soc: the chip (``--soc_version`` of atc); decides the product, too.
         cache: "ref": caches that are graph input and output are updated in place (RefData); "copy": never.
         text: also write ``NAME.txt``, readable and diffable.
         input_shapes: graph input -> dims, to fix dims that vary; a dim name fixed at one input is fixed everywhere.
-        weights: "auto" (inline as long as they fit), "inline", "external" (FileConstant).
+        weights: "auto" (inline as long as they fit), "inline", "external" (FileConstant into the model's own external
+            data), "file-per-tensor" (each weight copied into ``NAME_weights`` beside the file).
+        nz_weights: weights that operators want in FRACTAL_NZ are packed: "auto" (where they are stored anew anyway),
+            "always", "never" (GE packs them).
         inline_limit: bytes of weights from which ``auto`` keeps them in files.
 
     Raises:
         BadModel: the ONNX model cannot be read.
-        BadUsage: an unknown option, product or input.
+        BadUsage: an unknown option, product, SoC or input, or an output that is not called NAME.air.
         ExportError: operators, attributes or element types without a counterpart (all are listed with counts and the
             nearest alternative), or an export that does not validate.
     """
-    _check_options(product, cache)
+    if cache not in CACHE_FORMS:
+        raise BadUsage("unknown cache form", found=cache, wanted=" | ".join(CACHE_FORMS))
+    product = settled_product(product, soc)
+    target = None if out is None else _target(out)
     clock = _Clock()
     source = load(model)
-    target = None if out is None else Path(out)
     before = Counter(f"{node.domain}.{node.op_type}" if node.domain else node.op_type for node in source.graph)
-    plan = make_plan(source, weights, target, inline_limit)
+    plan = make_plan(source, weights, target, inline_limit, nz_weights)
     clock.lap("load")
     name = target.stem if target is not None else source.graph.name or "model"
-    engine = Engine(source, _shapes(source, input_shapes), plan, cache, product, GraphBuilder(name))
+    engine = Engine(source, dims_of_inputs(source, input_shapes), plan, cache, product, GraphBuilder(name))
     made = prune(engine.run())
+    check_types(made, product)
     made.folder = None if target is None else target.resolve().parent
     clock.lap("convert")
     after = Counter(node.type for graph in made.graphs for node in graph.nodes)
-    weight_file = plan.write()
     data = air.serialise(made)
-    findings = validate(data, folder=made.folder)
+    findings = validate(data, folder=made.folder, coming=plan.sizes())
     clock.lap("validate")
-    _refuse(findings, name, weight_file)
+    _refuse(findings, name)
     result = ExportResult(made, findings, engine.notes, before, after, plan.inline_bytes, plan.external_bytes)
-    result.weight_file = weight_file
+    if target is not None:
+        size = result.inline_bytes + result.external_bytes
+        result.atc = atc_call(made, target, soc=soc, product=product, weight_bytes=size)
+    result.weight_files = plan.write()
     if target is not None:
         _write(result, target, text, engine.source_names, data)
     clock.lap("write")
@@ -115,21 +130,17 @@ def export(
     return result
 
 
-_shapes = input_shapes
+def _target(out: str | Path) -> Path:
+    target = Path(out)
+    if target.suffix != ".air":
+        raise BadUsage("a GE IR file is called NAME.air", where=str(out), found=target.suffix or "no suffix",
+                       hint=f"write to {target.with_suffix('.air').name}")  # fmt: skip
+    return target
 
 
-def _check_options(product: str, cache: str) -> None:
-    if product not in PRODUCTS:
-        raise BadUsage("unknown product", found=product, wanted=" | ".join(PRODUCTS))
-    if cache not in CACHE_FORMS:
-        raise BadUsage("unknown cache form", found=cache, wanted=" | ".join(CACHE_FORMS))
-
-
-def _refuse(findings: list[Finding], name: str, weight_file: Path | None) -> None:
+def _refuse(findings: list[Finding], name: str) -> None:
     bad = errors(findings)
     if bad:
-        if weight_file is not None:
-            weight_file.unlink(missing_ok=True)
         more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
         raise ExportError("the exported graph does not validate", where=name, found="; ".join(map(str, bad[:3])) + more)
 

@@ -154,7 +154,7 @@ def test_bad_fused_models(
     argv = {
         "run": [str(path), "--inputs", str(models.demo_record()), "--outputs", str(out)],
         "verify": [str(models.demo_graph()), str(path)],
-        "export-ge": [str(path), str(out)],
+        "export-ge": [str(path), str(out.with_suffix(".air"))],
         "ge": ["validate", str(path)],
     }
     line = refused([command, *argv[command]], tmp_path, capsys)
@@ -225,6 +225,18 @@ def test_files_that_would_overwrite_each_other(tmp_path: Path, capsys: pytest.Ca
     argv = ["run", str(path), "--inputs", inputs, "--outputs", str(path)]
     assert "outputs and model are one file" in refused(argv, tmp_path, capsys)
     assert "output and model are one file" in refused(["export-ge", str(path), str(path)], tmp_path, capsys)
+
+
+def test_export_writes_to_air_files_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.onnx"
+    other.write_bytes(OLD)
+    demo = str(models.demo_graph())
+    line = refused(["export-ge", demo, str(other)], tmp_path, capsys)
+    assert "a GE IR file is called NAME.air; found .onnx (write to other.air)" in line
+    assert "nothing to write; wanted OUT.air or --onnx-plugin DIR" in refused(["export-ge", demo], tmp_path, capsys)
+    line = refused(["export-ge", demo, "--onnx-plugin", str(other)], tmp_path, capsys)
+    assert "cannot make this folder; found File exists" in line
+    assert other.read_bytes() == OLD
 
 
 def test_ge_run_says_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
