@@ -13,6 +13,7 @@ from fusion.facts.analysis import Facts
 from fusion.facts.graph import GraphView
 from fusion.facts.probe import Probe
 from fusion.result import Refusal
+from fusion.surgery.packing import Join
 
 BLOCK = 10
 """Operators below this size are building blocks: where one does not fit, another one of them may."""
@@ -52,6 +53,7 @@ class Candidate:
         stand_ins: values of the region whose shape is asked for, and a value outside of the same shape.
         assumptions, notes: for the report.
         attrs: attributes of the fused node.
+        joins: projections that the new nodes lay side by side, which may be packed into one.
         size: that of the rule.
     """
 
@@ -70,6 +72,7 @@ class Candidate:
     assumptions: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     attrs: Mapping[str, Any] = field(default_factory=dict)
+    joins: list[Join] = field(default_factory=list)
     size: int = BLOCK
 
 
