@@ -224,21 +224,28 @@ def apply(model: ir.Model, found: Found, pack: Pack = "auto") -> list[Site]:
         pack: whether projections that fused operators want side by side are packed into one.
     """
     graph = model.graph
-    clear_types(found.typed)
+    # what fused nodes read and deliver keeps its type: their bodies are made for it
+    needed = {id(item) for candidate, _ in found.proven for node in candidate.emitter.nodes for item in node.inputs}
+    clear_types([value for value in found.typed if id(value) not in needed])
     starts = _starts((candidate for candidate, _ in found.proven), found.order)
     for candidate, _ in found.proven:
         _insert(graph, candidate, found.order, starts)
     removed = {id(candidate): len(candidate.region) for candidate, _ in found.proven}
     if found.proven:
         model.opset_imports.setdefault(DOMAIN, DOMAIN_VERSION)
-        RemoveUnusedNodesPass()(model)
+        _tidy(model)
         if _pack(graph, [candidate for candidate, _ in found.proven], pack):
-            RemoveUnusedNodesPass()(model)
+            _tidy(model)
         alive = {id(node) for node in graph.all_nodes()}
         for candidate, _ in found.proven:
             removed[id(candidate)] = sum(id(node) not in alive for node in candidate.region)
-        graph.sort()
     return [site_of(candidate, proof, removed[id(candidate)]) for candidate, proof in found.proven]
+
+
+def _tidy(model: ir.Model) -> None:
+    """Sorts the main graph and removes what nobody reads, which goes from the last node to the first."""
+    model.graph.sort()
+    RemoveUnusedNodesPass()(model)
 
 
 def _pack(graph: ir.Graph, candidates: list[Candidate], how: Pack) -> bool:

@@ -88,7 +88,7 @@ def decoder(layers: int, experts: int, length: int = 16) -> onnx.ModelProto:
 
 
 def test_experts_cost_no_evaluations(evaluated: Counter[str]) -> None:
-    few, many = decoder(3, 4), decoder(3, 32)
+    few, many = decoder(3, 4), decoder(3, 64)
     assert fusion.fuse(few, only=[OP]).count(OP) == 3
     before = evaluated.total()
     evaluated.clear()
