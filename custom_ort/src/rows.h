@@ -76,7 +76,7 @@ struct RowKernels {
   // x * scale + offset as an 8-bit value; a null offset is not added.
   void (*quantise[kQuantKinds])(const float* x, const float* scale, const float* offset, size_t n,
                                 const RowTarget& target);
-  // (x + int_bias) * weight_scale * activation_scale + bias; the biases may be null, x + int_bias wraps.
+  // (x + int_bias) * weight_scale * activation_scale + bias; one of the biases at most is not null, x + int_bias wraps.
   void (*dequantise)(const int32_t* x, const int32_t* int_bias, const float* weight_scale, float activation_scale,
                      const float* bias, size_t n, float* y);
   // x / scale + offset as an int8.
