@@ -71,11 +71,14 @@ struct RowKernels {
   void (*quantise_by[kQuantKinds])(const float* x, float divisor, size_t n, void* y);
 };
 
+struct AttentionKernels;
+
 // Names a set of kernels and says whether this CPU runs it.
 struct Isa {
   const char* name;
   const RowKernels* kernels;  // null when the library was built without it
   const GemmKernels* products;
+  const AttentionKernels* attention;
   bool (*supported)();
 };
 
