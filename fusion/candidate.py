@@ -55,6 +55,7 @@ class Candidate:
         attrs: attributes of the fused node.
         joins: projections that the new nodes lay side by side, which may be packed into one.
         size: that of the rule.
+        draws: id of a feed -> what the proof feeds it: ``sums`` (int32 data, no structure) or ``scale`` (never 0).
     """
 
     op: str
@@ -74,6 +75,7 @@ class Candidate:
     attrs: Mapping[str, Any] = field(default_factory=dict)
     joins: list[Join] = field(default_factory=list)
     size: int = BLOCK
+    draws: Mapping[int, str] = field(default_factory=dict)
 
 
 EmitterFactory = Callable[[str], Emitter]

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import onnx_ir as ir
 
+from fusion.emit import Emitter
+from fusion.facts.graph import GraphView
+from fusion.facts.operand import Columns, Table
+from fusion.facts.probe import Probe
 from fusion.rules import _cache_op as common
-from fusion.rules._kv_frame import Frame
 
 Pairs = list[tuple[ir.Value, ir.Value]]
+
+
+class Frame(Protocol):
+    """What the frame of a site has to have."""
+
+    view: GraphView
+    emit: Emitter
+    region: list[ir.Node]
+    cos: Table
+
+    @property
+    def key_columns(self) -> Columns: ...
+
+    @property
+    def value_columns(self) -> Columns: ...
+
+    def own_probes(self) -> Sequence[Probe]: ...
 
 
 def stand_ins(frame: Frame) -> Pairs:
