@@ -6,25 +6,33 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 
+from custom_ort.bfloat16 import with_rounding
 from custom_ort.diagnose import broken_rules
 from custom_ort.library import register, runtime
 from custom_ort.values import element_type, from_ortvalue, to_ortvalue
 from ir_ops.dtypes import Array, by_name
 from ir_ops.errors import BadInput, BadModel
 
+BFloat16 = Literal["auto", "native", "round"]
+
 _ORT_TYPES = {"float": "float32", "double": "float64", "float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2"}
 _RULE = re.compile(r": [A-Z]{2}-\d\d: ")
+_EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _QUIET = 4  # a refused model is reported by our exception; onnxruntime need not print it as well
 
 
 def session(
-    model: str | os.PathLike[str] | bytes | onnx.ModelProto, *, sess_options: Any = None, providers: Any = None
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto,
+    *,
+    sess_options: Any = None,
+    providers: Any = None,
+    bf16: BFloat16 = "auto",
 ) -> Any:
     """An ``onnxruntime.InferenceSession`` that knows the operators of ``ai.ascend``.
 
@@ -32,15 +40,17 @@ def session(
         model: file, serialised model, or model.
         sess_options: ``onnxruntime.SessionOptions`` to use; the operators are registered with them.
         providers: execution providers, the CPU by default; our operators run on the CPU.
+        bf16: ``round`` computes in float32 where the runtime has no bfloat16 kernel and rounds every node's output to
+            bfloat16 (:func:`custom_ort.bfloat16.with_rounding`); ``auto`` does so where the runtime refuses the model
+            otherwise; ``native`` never.
 
     Raises:
         BadModel: the file is missing, or onnxruntime refuses the model; an operator's refusal names node and rule.
         KvfuseError: the library or onnxruntime is missing or too old.
     """
-    ort = runtime()
     options = sess_options
     if options is None:
-        options = ort.SessionOptions()
+        options = runtime().SessionOptions()
         options.log_severity_level = _QUIET
     register(options)
     where = "model"
@@ -52,9 +62,37 @@ def session(
         if not Path(source).is_file():
             raise BadModel("no such model file", where=where)
     try:
-        return ort.InferenceSession(source, options, providers=providers or ["CPUExecutionProvider"])
+        return _open(source, options, providers or ["CPUExecutionProvider"], bf16)
     except Exception as error:
-        raise BadModel("onnxruntime does not take the model", where=where, found=_why(source, error)) from None
+        lacking = bf16 == "native" and "NOT_IMPLEMENTED" in str(error)
+        hint = "bf16='round' computes in float32 where the runtime has no bfloat16 kernel" if lacking else ""
+        raise BadModel(
+            "onnxruntime does not take the model", where=where, found=_why(source, error), hint=hint
+        ) from None
+
+
+def _open(source: str | bytes, options: Any, providers: Any, bf16: BFloat16) -> Any:
+    """The session as it is or with Casts around what has no bfloat16 kernel."""
+    if bf16 != "round":
+        try:
+            return runtime().InferenceSession(source, options, providers=providers)
+        except Exception as error:
+            if bf16 == "native" or "NOT_IMPLEMENTED" not in str(error):
+                raise
+            rounding, count = with_rounding(_proto(source))
+            if not count:
+                raise
+    else:
+        rounding, _ = with_rounding(_proto(source))
+    if isinstance(source, str):
+        if runtime().__version__.startswith("1.20."):  # does not look into the folder
+            onnx.external_data_helper.load_external_data_for_model(rounding, str(Path(source).parent))
+        options.add_session_config_entry(_EXTERNAL_FOLDER, str(Path(source).absolute().parent))
+    return runtime().InferenceSession(rounding.SerializeToString(), options, providers=providers)
+
+
+def _proto(source: str | bytes) -> onnx.ModelProto:
+    return onnx.load_from_string(source) if isinstance(source, bytes) else onnx.load(source, load_external_data=False)
 
 
 def _why(source: str | bytes, error: Exception) -> str:
@@ -62,10 +100,7 @@ def _why(source: str | bytes, error: Exception) -> str:
     if _RULE.search(_message(error)):
         return _message(error)
     try:
-        model = (
-            onnx.load_from_string(source) if isinstance(source, bytes) else onnx.load(source, load_external_data=False)
-        )
-        return next(broken_rules(model), _message(error))
+        return next(broken_rules(_proto(source)), _message(error))
     except (OSError, ValueError, DecodeError):  # not an ONNX file: onnxruntime has said so
         return _message(error)
 

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fusion.api import explain, fuse
     from fusion.defusing import defuse
+    from fusion.passes import DefusePass, FusionPass
     from fusion.result import Difference, FusionResult, Proof, Refusal, Site, VerifyResult
     from fusion.verification import verify
 
 __all__ = [
+    "DefusePass",
     "Difference",
+    "FusionPass",
     "FusionResult",
     "Proof",
     "Refusal",
@@ -28,6 +31,8 @@ _HOMES = {
     "explain": "fusion.api",
     "fuse": "fusion.api",
     "verify": "fusion.verification",
+    "DefusePass": "fusion.passes",
+    "FusionPass": "fusion.passes",
     "Difference": "fusion.result",
     "FusionResult": "fusion.result",
     "Proof": "fusion.result",

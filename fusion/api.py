@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
-from fusion.engine import Options, apply, count_ops, find
+from fusion.engine import Found, Options, apply, count_ops, find
 from fusion.model_io import ModelLike, Weights, load, save
 from fusion.normalise import unroll_sequences
-from fusion.result import FusionResult
+from fusion.result import FusionResult, Site
 from fusion.rules import all_rules
 from ir_ops.declaration import PRODUCTS
 from ir_ops.errors import BadUsage
@@ -48,19 +48,13 @@ def fuse(
         BadModel: the model cannot be read or is not valid.
         BadUsage: an unknown product or operator name.
     """
-    options = _options(product, only, strict_slots)
+    options = check_options(product, only, strict_slots)
     started = time.perf_counter()
     loaded = load(model)
     timings = {"load": time.perf_counter() - started}
     before = count_ops(loaded.model)
-    _prepare(loaded.model)
-    found = find(loaded.model, options)
-    started = time.perf_counter()
-    sites = apply(loaded.model, found)
-    if functions and sites:
-        carry_functions(loaded.model)
+    sites, found = fuse_in_place(loaded.model, options, functions=functions)
     timings |= found.timings
-    timings["rewrite"] = time.perf_counter() - started
     saved = None
     if out is not None:
         started = time.perf_counter()
@@ -86,7 +80,7 @@ def explain(
         layer: only places of this decoder layer.
         op: only this operator.
     """
-    options = _options(product, (op,) if op else (), False)
+    options = check_options(product, (op,) if op else (), False)
     started = time.perf_counter()
     loaded = load(model)
     timings = {"load": time.perf_counter() - started}
@@ -106,7 +100,24 @@ def explain(
     )
 
 
-def _options(product: str, only: Sequence[str], strict_slots: bool) -> Options:
+def fuse_in_place(model: ir.Model, options: Options, *, functions: bool = True) -> tuple[list[Site], Found]:
+    """Fuses the model itself: for callers that own it. Nodes must be in topological order."""
+    _prepare(model)
+    found = find(model, options)
+    started = time.perf_counter()
+    sites = apply(model, found)
+    if functions and sites:
+        carry_functions(model)
+    found.timings["rewrite"] = time.perf_counter() - started
+    return sites, found
+
+
+def check_options(product: str, only: Sequence[str], strict_slots: bool) -> Options:
+    """Options of the engine.
+
+    Raises:
+        BadUsage: an unknown product, or an operator that no rule fuses to.
+    """
     if product not in PRODUCTS:
         raise BadUsage("unknown product", found=product, wanted=" | ".join(PRODUCTS))
     only = (only,) if isinstance(only, str) else tuple(only)

@@ -14,6 +14,9 @@ from fusion.facts.graph import GraphView
 from fusion.facts.probe import Probe
 from fusion.result import Refusal
 
+BLOCK = 10
+"""Operators below this size are building blocks: where one does not fit, another one of them may."""
+
 
 class Refused(Exception):
     """A rule's reason to leave a place alone; ``value`` is where."""
@@ -49,6 +52,7 @@ class Candidate:
         stand_ins: values of the region whose shape is asked for, and a value outside of the same shape.
         assumptions, notes: for the report.
         attrs: attributes of the fused node.
+        size: that of the rule.
     """
 
     op: str
@@ -66,6 +70,7 @@ class Candidate:
     assumptions: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     attrs: Mapping[str, Any] = field(default_factory=dict)
+    size: int = BLOCK
 
 
 EmitterFactory = Callable[[str], Emitter]

@@ -39,6 +39,13 @@ class Emitter:
         self._taken.add(name)
         return name
 
+    def discard(self) -> None:
+        """Takes the new nodes out of the use lists of what they read: they will not be part of the graph."""
+        for node in self.nodes:
+            for place in range(len(node.inputs)):
+                node.replace_input_with(place, None)
+        self.nodes.clear()
+
     def constant(self, array: Array, part: str) -> ir.Value:
         """A new initializer."""
         name = self.name(part)

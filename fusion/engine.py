@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from fusion.candidate import Candidate, Refused
+from fusion.candidate import BLOCK, Candidate, Refused, Rule
 from fusion.emit import Emitter
 from fusion.facts.analysis import Facts, analyse
 from fusion.facts.types import clear_types, fill_types
 from fusion.proof import Disproved, Prover
 from fusion.result import ASSUMPTIONS_KEY, Proof, Refusal, Site
 from fusion.rules import all_rules
+from ir_ops.declaration import TensorSpec
 from ir_ops.ops import DOMAIN, DOMAIN_VERSION, OPS
 
 
@@ -58,51 +59,83 @@ def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 def find(model: ir.Model, options: Options) -> Found:
-    """Matches and proves all rules; the model is not changed."""
+    """Matches and proves all rules, those of larger operators first; the model is not changed.
+
+    A rule sees what the fusions accepted before it leave. A candidate that is refused leaves its place to smaller ones.
+    """
     found = Found()
     started = time.perf_counter()
     found.typed = fill_types(model.graph)
     facts = analyse(model.graph, model.opset_imports.get("", 0))
     found.order = {id(node): place for place, node in enumerate(model.graph)}
-    found.timings["facts"] = time.perf_counter() - started
-    taken = {value.name for value in all_values(model.graph) if value.name}
-    prover = Prover(facts.view)
-    started = time.perf_counter()
-    matched: list[Candidate] = []
+    found.timings = {"facts": time.perf_counter() - started, "match": 0.0, "prove": 0.0}
+    search = _Search(facts, options, found, {value.name for value in all_values(model.graph) if value.name})
     for rule in all_rules():
-        if options.only and rule.op not in options.only:
-            continue
-        candidates, refusals = rule.match(facts, lambda prefix: Emitter(prefix, taken))
-        matched += candidates
-        found.refusals += refusals
-    found.timings["match"] = time.perf_counter() - started
-    started = time.perf_counter()
-    for candidate in matched:
-        _prove(facts, prover, candidate, options, found)
-    found.timings["prove"] = time.perf_counter() - started
+        if not options.only or rule.op in options.only:
+            search.run(rule)
+    found.refusals += search.refusals()
     return found
 
 
-def _prove(facts: Facts, prover: Prover, candidate: Candidate, options: Options, found: Found) -> None:
-    try:
-        if options.strict_slots and any(text.startswith("slots >= 0") for text in candidate.assumptions):
-            raise Refused(
-                "slots-negative", "the graph skips a slot of -1 as the operator does", "no guard for negative slots",
-                "a guard, or fusing without --strict-slots", "guard the write with Where, or promise slots >= 0",
-            )  # fmt: skip
-        proof, specs = prover.prove(candidate)
-        for violation in OPS[candidate.op].check(specs, candidate.attrs, options.product):
-            if violation.severity == "error" or violation.changes_result:
-                limit = (
-                    f"a limit of product {options.product}" if options.product != "generic" else "the operator contract"
-                )
-                raise Refused(violation.id, violation.text, violation.found, violation.wanted, limit)
-    except Refused as refused:
-        found.refusals.append(refused.refusal(facts.view, candidate.op, candidate.replaced[0][0], candidate.layer))
-        return
-    except Disproved as error:
-        found.refusals.append(
-            Refusal(
+class _Search:
+    """One search: what is accepted so far, and which refused places still wait for a smaller operator."""
+
+    def __init__(self, facts: Facts, options: Options, found: Found, taken: set[str]) -> None:
+        self.facts, self.options, self.found, self.taken = facts, options, found, taken
+        self._prover = Prover(facts.view)
+        self._written: dict[int, Candidate] = {}
+        self._refused: list[tuple[Refusal, Candidate | None]] = []
+
+    def run(self, rule: Rule) -> None:
+        """Matches, proves and accepts the candidates of one rule."""
+        emitters: list[Emitter] = []
+
+        def new_emitter(prefix: str) -> Emitter:
+            emitters.append(Emitter(prefix, self.taken))
+            return emitters[-1]
+
+        started = time.perf_counter()
+        candidates, refusals = rule.match(self.facts.left(), new_emitter)
+        matched = time.perf_counter()
+        self._refused += [(refusal, None) for refusal in refusals]
+        accepted = {id(candidate.emitter) for candidate in candidates if self._accept(candidate)}
+        for emitter in emitters:
+            if id(emitter) not in accepted:
+                emitter.discard()
+        self.found.timings["match"] += matched - started
+        self.found.timings["prove"] += time.perf_counter() - matched
+
+    def refusals(self) -> list[Refusal]:
+        """All refusals but those of places where a smaller operator of the same kind stands now."""
+        standing = self.facts.standing
+        return [
+            refusal
+            for refusal, candidate in self._refused
+            if candidate is None
+            or candidate.size >= BLOCK
+            or not all(standing.is_replaced(old) for old, _ in candidate.replaced)
+        ]
+
+    def _accept(self, candidate: Candidate) -> bool:
+        proof = self._proof(candidate)
+        if proof is None:
+            return False
+        self.found.proven.append((candidate, proof))
+        self.facts.standing.accept(candidate.replaced, candidate.emitter.nodes, candidate.stand_ins)
+        self._written |= {id(buffer): candidate for buffer in _buffers(candidate)}
+        return True
+
+    def _proof(self, candidate: Candidate) -> Proof | None:
+        try:
+            self._refuse_contradictions(candidate)
+            _refuse_slots(candidate, self.options)
+            proof, specs = self._prover.prove(candidate)
+            _refuse_violations(candidate, specs, self.options.product)
+        except Refused as refused:
+            place = candidate.replaced[0][0]
+            refusal = refused.refusal(self.facts.view, candidate.op, place, candidate.layer)
+        except Disproved as error:
+            refusal = Refusal(
                 "proof-failed",
                 candidate.place,
                 candidate.layer,
@@ -112,9 +145,54 @@ def _prove(facts: Facts, prover: Prover, candidate: Candidate, options: Options,
                 error.wanted,
                 "report this graph: facts and numbers disagree",
             )
-        )
-        return
-    found.proven.append((candidate, proof))
+        else:
+            return proof
+        self._refused.append((refusal, candidate))
+        return None
+
+    def _refuse_contradictions(self, candidate: Candidate) -> None:
+        """Two fusions must not deliver one value, nor write one buffer."""
+        standing = self.facts.standing
+        for old, _ in candidate.replaced:
+            if not standing.stands(old):
+                raise Refused(
+                    "claimed", f"no other fused operator delivers {old.name}", "one that does", "one operator", "", old
+                )
+        for buffer in _buffers(candidate):
+            other = self._written.get(id(buffer))
+            if other is not None:
+                raise Refused(
+                    "alias-two-writers", f"one operator writes {buffer.name} in place", f"{other.op} as well",
+                    "one operator", "", buffer,
+                )  # fmt: skip
+
+
+def _buffers(candidate: Candidate) -> list[ir.Value]:
+    """Values of the graph that the fused node writes in place, seen through new Reshapes."""
+    found = []
+    for entry, item in zip(OPS[candidate.op].inputs, candidate.node.inputs, strict=False):
+        value = item
+        while value is not None and (node := value.producer()) is not None and node.graph is None:
+            value = node.inputs[0] if node.op_type == "Reshape" else None
+        if entry.ref and value is not None:
+            found.append(value)
+    return found
+
+
+def _refuse_slots(candidate: Candidate, options: Options) -> None:
+    if options.strict_slots and any(text.startswith("slots >= 0") for text in candidate.assumptions):
+        raise Refused(
+            "slots-negative", "the graph skips a slot of -1 as the operator does", "no guard for negative slots",
+            "a guard, or fusing without --strict-slots", "guard the write with Where, or promise slots >= 0",
+        )  # fmt: skip
+
+
+def _refuse_violations(candidate: Candidate, specs: Mapping[str, TensorSpec], product: str) -> None:
+    """The operator's contract, and the limits of the product."""
+    for violation in OPS[candidate.op].check(specs, candidate.attrs, product):
+        if violation.severity == "error" or violation.changes_result:
+            limit = f"a limit of product {product}" if product != "generic" else "the operator contract"
+            raise Refused(violation.id, violation.text, violation.found, violation.wanted, limit)
 
 
 def site_of(candidate: Candidate, proof: Proof, removed: int) -> Site:

@@ -130,17 +130,29 @@ def _path(model: str | os.PathLike[str]) -> Path:
 
 
 def _load_ir(model: ir.Model) -> Loaded:
-    where = str(model.graph.name or "model")
+    check_ir(model)
+    copy = model.clone()
+    _sort(copy, _name(model))
+    return Loaded(copy, "ir")
+
+
+def _name(model: ir.Model) -> str:
+    return str(model.graph.name or "model")
+
+
+def check_ir(model: ir.Model) -> None:
+    """Whether there is something to work on.
+
+    Raises:
+        BadModel: no nodes, no outputs, or an output that nothing produces.
+    """
     if not len(model.graph):
-        raise BadModel("the graph is empty", where=where, found="no nodes", wanted="a decoder graph")
+        raise BadModel("the graph is empty", where=_name(model), found="no nodes", wanted="a decoder graph")
     if not model.graph.outputs:
-        raise BadModel("the graph has no outputs", where=where)
+        raise BadModel("the graph has no outputs", where=_name(model))
     for value in model.graph.outputs:
         if value.producer() is None and not value.is_graph_input() and not value.is_initializer():
-            raise BadModel("a graph output is produced by nothing", where=where, found=repr(value.name))
-    copy = model.clone()
-    _sort(copy, where)
-    return Loaded(copy, "ir")
+            raise BadModel("a graph output is produced by nothing", where=_name(model), found=repr(value.name))
 
 
 def _sort(model: ir.Model, where: str) -> None:

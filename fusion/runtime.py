@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -34,6 +34,7 @@ class Runner:
         session: the `onnxruntime.InferenceSession`.
         kernels: whether the kvfuse kernels are registered in it.
         wide: whether every bfloat16 was widened to float32, because the runtime has no kernels for it.
+        rounded: whether nodes without bfloat16 kernels are computed in float32 and their outputs rounded.
         types, shapes: of each input, as the model declares them; sizes that are not int are dynamic.
         outputs: names in graph order.
     """
@@ -42,6 +43,7 @@ class Runner:
     session: Any
     kernels: bool
     wide: bool = False
+    rounded: bool = False
     types: dict[str, DType] = field(init=False)
     shapes: dict[str, list[Any]] = field(init=False)
     outputs: list[str] = field(init=False)
@@ -97,13 +99,16 @@ class Runner:
         return custom_ort.run(self.session, feeds)
 
 
-def open_model(model: ModelLike, *, kernels: bool, folder: Path | None = None) -> Runner:
-    """A session for ``model``; widened to float32 when the runtime lacks bfloat16 kernels for it.
+def open_model(
+    model: ModelLike, *, kernels: bool, folder: Path | None = None, bf16: Literal["widen", "round"] = "widen"
+) -> Runner:
+    """A session for ``model``, also where the runtime lacks bfloat16 kernels for it.
 
     Args:
         model: path, ModelProto or ir.Model.
         kernels: register the kvfuse kernels (needed for fused models without function bodies).
         folder: where a ModelProto's external weights lie.
+        bf16: what then happens: every bfloat16 becomes float32, or every node's output is rounded to bfloat16.
 
     Raises:
         BadModel: the runtime refuses the model.
@@ -120,6 +125,12 @@ def open_model(model: ModelLike, *, kernels: bool, folder: Path | None = None) -
         if not has_bfloat16(proto):
             raise _refused(where, error) from None
     try:
+        if bf16 == "round":
+            from custom_ort.bfloat16 import with_rounding
+
+            return Runner(
+                where, _session(with_rounding(proto, kernels=kernels)[0], kernels, None), kernels, rounded=True
+            )
         return Runner(where, _session(widened(proto), kernels, None), kernels, wide=True)
     except Exception as error:
         raise _refused(where, error) from None

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 import onnx_ir as ir
 
@@ -38,6 +39,7 @@ def verify(
     seed: int = 0,
     cases: int = 3,
     kernel: bool = True,
+    bf16: Literal["widen", "round"] = "widen",
 ) -> VerifyResult:
     """Compares ``fused`` with ``original``.
 
@@ -48,6 +50,8 @@ def verify(
         expected: outputs that belong to ``inputs`` in the plain form.
         seed, cases: of made-up feeds.
         kernel: run the fused model with the kvfuse kernels; False runs its function bodies in plain ONNX Runtime.
+        bf16: models with bfloat16 arithmetic, which the runtime lacks: ``widen`` compares them in float32, which shows
+            differences that rounding would hide; ``round`` rounds every node's output to bfloat16 on both sides.
 
     Returns:
         One record per feed, output and source of truth (the original, recorded values). Bounds per element type:
@@ -61,8 +65,8 @@ def verify(
     if cases < 1 or seed < 0:
         raise BadUsage("no such made-up inputs", found=f"cases {cases}, seed {seed}", wanted="cases > 0, seed >= 0")
     ours, theirs = load(original).model, load(fused).model
-    first = _open(original, kernels=False)
-    second = _open(fused, kernels=kernel)
+    first = _open(original, kernels=False, bf16=bf16)
+    second = _open(fused, kernels=kernel, bf16=bf16)
     _same_inputs(first, second)
     notes: list[str] = []
     records: list[Difference] = []
@@ -89,11 +93,12 @@ def verify(
     return VerifyResult(records, _how(first, second), tuple(notes))
 
 
-def _open(model: ModelLike, *, kernels: bool) -> Runner:
+def _open(model: ModelLike, *, kernels: bool, bf16: Literal["widen", "round"]) -> Runner:
     if isinstance(model, ir.Model):
         bases = [str(slot.tensor.base_dir) for slot in slots(model) if isinstance(slot.tensor, ir.ExternalTensor)]
-        return open_model(model, kernels=kernels, folder=Path(bases[0]) if bases and bases[0] else None)
-    return open_model(model, kernels=kernels)
+        folder = Path(bases[0]) if bases and bases[0] else None
+        return open_model(model, kernels=kernels, folder=folder, bf16=bf16)
+    return open_model(model, kernels=kernels, bf16=bf16)
 
 
 def _same_inputs(first: Runner, second: Runner) -> None:
@@ -188,6 +193,8 @@ def _how(first: Runner, second: Runner) -> str:
 
     ours = "with the kvfuse kernels" if second.kernels else "by its function bodies, without the kvfuse kernels"
     text = f"both in ONNX Runtime {onnxruntime.__version__} on the CPU, the fused model {ours}"
+    if first.rounded or second.rounded:
+        return f"{text}; nodes without bfloat16 kernels computed in float32 and rounded"
     if first.wide and second.wide:
         return f"{text}; every bfloat16 widened to float32 on both sides (no bfloat16 arithmetic there)"
     if first.wide:

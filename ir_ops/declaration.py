@@ -62,6 +62,7 @@ class Input:
         ref: the output written in place.
         supplied: GE requires this buffer and ONNX may leave it out: export supplies it, with the first dim of the
             input named here and the other dims of the output.
+        nz: the device keeps this weight in FRACTAL_NZ; in ONNX it is a plain matrix.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Input:
     optional: bool = False
     ref: str | None = None
     supplied: str = ""
+    nz: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
-"""Models that kvfuse ships: a real exported decoder graph for the demo and the tests.
+"""Models: a real exported decoder graph for the demo and the tests, and builders of decoders in exporter spelling.
 
-One layer of ``DeepseekV3ForCausalLM`` (transformers 5.24.0, interleaved rotation, random weights) exported by
+:mod:`models.decoder` writes DeepSeek and Qwen decoders of any size, :mod:`models.architecture` has the published ones.
+
+The shipped graph: one layer of ``DeepseekV3ForCausalLM`` (transformers 5.24.0, interleaved rotation, random weights) exported by
 ``torch.onnx.export(dynamo=True)`` of torch 2.13.0: opset 18, float16, static latent caches of 16 tokens. The sizes
 around attention are small; head and latent widths (512 + 64) are DeepSeek-V3's own.
 """

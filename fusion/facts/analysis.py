@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
@@ -14,6 +14,7 @@ from fusion.facts.parameters import Reason
 from fusion.facts.rows import Row, read_row
 from fusion.facts.settle import Survey
 from fusion.facts.spine import find_spines
+from fusion.facts.standing import Standing
 from fusion.facts.write_map import NotAWrite
 
 
@@ -25,6 +26,7 @@ class Facts:
         norms: id of a normalised value -> its norm.
         rows: the rows of each write in the order of ``writes``; a Reason where they have no known meaning.
         others: outputs that carry a cache on without an in-place write.
+        standing: what is still computed once the fusions accepted so far are in the graph.
     """
 
     view: GraphView
@@ -32,6 +34,23 @@ class Facts:
     writes: list[CacheWrite]
     rows: list[Row | Reason]
     others: list[NotAWrite]
+    standing: Standing = field(default_factory=Standing)
+
+    def left(self) -> Facts:
+        """The facts about what accepted fusions leave."""
+        stands = self.standing.stands
+        written = [
+            (write, row)
+            for write, row in zip(self.writes, self.rows, strict=True)
+            if not self.standing.is_replaced(write.out)
+        ]
+        return replace(
+            self,
+            norms={key: norm for key, norm in self.norms.items() if stands(norm.y)},
+            writes=[write for write, _ in written],
+            rows=[row for _, row in written],
+            others=[other for other in self.others if not self.standing.is_replaced(other.out)],
+        )
 
     def layer(self, write: CacheWrite | NotAWrite) -> int | None:
         return self.view.layer_of(write.cache, write.out)

@@ -29,10 +29,17 @@ def dtype_name(value: ir.Value | None) -> str:
 
 
 def dims_of(value: ir.Value) -> tuple[int | str | None, ...] | None:
-    """The declared dims: ints, symbol names, None where nothing is said; None for an unknown rank."""
+    """The declared dims: ints, symbol names, None where nothing is said; None for an unknown rank.
+
+    Some exporters write a static size as a name of digits.
+    """
     if value.shape is None:
         return None
-    return tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
+    return tuple(dim if isinstance(dim, int) else _size_or_name(dim.value) for dim in value.shape)
+
+
+def _size_or_name(name: str | None) -> int | str | None:
+    return int(name) if name is not None and name.isascii() and name.isdigit() else name
 
 
 class GraphView:

@@ -68,6 +68,8 @@ def _linear(view: GraphView, node: ir.Node, value: ir.Value) -> Peeled | NotQuan
     x, scale = node.inputs[0], node.inputs[1]
     zero = node.inputs[2] if len(node.inputs) > 2 else None
     name = dtype_name(value) or dtype_name(zero)
+    if view.attrs(node).get("block_size", 0):
+        return NotQuantised(value, "QuantizeLinear", "a scale for each block", "one for each column, or one number")
     if name != "int8" or x is None or scale is None:
         return NotQuantised(value, "QuantizeLinear type", name or "uint8", "int8")
     return Peeled(x, "int8", (node,), (scale, zero))

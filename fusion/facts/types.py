@@ -7,6 +7,8 @@ import onnx_ir as ir
 _INT64 = ("Shape", "Size", "ArgMax", "ArgMin", "NonZero")
 _BOOL = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Not", "Xor", "IsNaN", "IsInf")
 _SECOND = ("Where",)
+_TYPED_BY = {"QLinearMatMul": 7, "QLinearAdd": 7, "QLinearMul": 7, "MatMulIntegerToFloat": 2}
+"""Operators whose result has the type of another operand than the first."""
 
 
 def fill_types(graph: ir.Graph) -> list[ir.Value]:
@@ -46,13 +48,16 @@ def _kind(node: ir.Node, place: int) -> ir.DataType | None:
     if op == "ConstantOfShape":
         return attrs["value"].as_tensor().dtype if "value" in attrs else ir.DataType.FLOAT
     if op == "QuantizeLinear":
-        return _operand_kind(node, 2) or ir.DataType.UINT8
+        told = attrs["output_dtype"].as_int() if "output_dtype" in attrs else 0
+        return _operand_kind(node, 2) or ir.DataType(told or int(ir.DataType.UINT8))
     if op == "DynamicQuantizeLinear":
         return ir.DataType.FLOAT if place == 1 else ir.DataType.UINT8
     if op in ("DequantizeLinear", "CastLike"):
         return _operand_kind(node, 1)
-    if op == "MatMulInteger":
+    if op in ("MatMulInteger", "ConvInteger"):
         return ir.DataType.INT32
+    if op in _TYPED_BY:
+        return _operand_kind(node, _TYPED_BY[op])
     if op == "OneHot":
         return _operand_kind(node, 2)
     return _operand_kind(node, 1 if op in _SECOND else 0)

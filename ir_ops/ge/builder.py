@@ -13,13 +13,14 @@ tensor, or :class:`Outputs` when the operator has several outputs.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ir_ops.dtypes import Array, by_numpy
+from ir_ops.dtypes import Array, DType, by_numpy
 from ir_ops.errors import BadInput, BadUsage
 from ir_ops.ge import infer as inference
 from ir_ops.ge.assemble import (
@@ -49,8 +50,9 @@ from ir_ops.ge.model import (
     bytes_of,
 )  # fmt: skip
 from ir_ops.ge.naming import Names, sanitise
+from ir_ops.ge.nz import packed, storage_shape
 from ir_ops.ge.prototypes import Prototype, find, prototypes
-from ir_ops.ge.tensor import DTypeLike, Outputs, Tensor, TensorLike, as_dtype
+from ir_ops.ge.tensor import DTypeLike, Outputs, Tensor, TensorLike, as_dims, as_dtype
 
 NET_OUTPUT = "NetOutput"
 
@@ -86,7 +88,7 @@ class GraphBuilder:
         ``layout="FRACTAL_NZ"`` declares an input that is stored in NZ blocks; ``shape`` is its ND shape then.
 
         Raises:
-            BadUsage: an unknown element type or a dim that GE does not take.
+            BadUsage: a name that is taken, an unknown element type, or dims that GE does not take.
         """
         return self._input("Data", self._inputs, name, dtype, shape, layout)
 
@@ -97,13 +99,26 @@ class GraphBuilder:
         """
         return self._input("RefData", self._refs, name, dtype, shape, layout)
 
+    def free_name(self, wanted: str) -> str:
+        """``wanted`` with its characters and a number changed so that :meth:`data` takes it as a new input's name."""
+        name = sanitise(wanted)
+        numbers = (f"{name}_{i}" for i in itertools.count(1))
+        return name if name not in self._names else next(entry for entry in numbers if entry not in self._names)
+
     def _input(
         self, op_type: str, group: list[Node], name: str, dtype: DTypeLike, shape: Sequence[int] | None, layout: str
     ) -> Tensor:
-        dims = None if shape is None else tuple(int(dim) for dim in shape)
+        # the name is what a caller feeds the input by, so it is never changed silently
+        if name in self._names:
+            raise BadUsage("a graph input's name is taken", where=self.name, found=name, hint="choose another name")
+        dims = None if shape is None else as_dims(shape, name)
         if dims is not None and any(dim == 0 or dim < -1 for dim in dims):
             raise BadUsage(
-                "a graph input has a dim GE does not take", where=name, found=str(dims), wanted="dims > 0, or -1"
+                "a graph input has a dim GE does not take",
+                where=name,
+                found=str(dims),
+                wanted="dims > 0, or -1",
+                hint="an empty buffer is TensorMove of an empty constant",
             )
         tensor = TensorType(as_dtype(dtype), dims, layout)
         node = Node(self._names.unique(name), op_type, [Slot("x", tensor, None)], [Port("y", tensor)])
@@ -119,7 +134,10 @@ class GraphBuilder:
     # ------------------------------------------------------------------------------------------------ constants
 
     def const(self, array: TensorLike, *, name: str = "", layout: str = "ND") -> Tensor:
-        """An inline constant of a numpy array (bf16, fp8 and int4 as ml_dtypes arrays). Small equal ones are shared."""
+        """An inline constant of a numpy array (bf16, fp8 and int4 as ml_dtypes arrays). Small equal ones are shared.
+
+        ``layout="FRACTAL_NZ"`` stores a matrix in NZ blocks: the array is the plain matrix, here it is packed.
+        """
         if isinstance(array, Tensor):
             return array
         values = np.asarray(array)
@@ -142,9 +160,9 @@ class GraphBuilder:
         """An inline constant of raw little-endian bytes: for element types numpy does not have (HiFloat8).
 
         Raises:
-            BadInput: the number of bytes does not fit.
+            BadInput: the number of bytes does not fit, or the matrix does not divide into NZ blocks.
         """
-        row, dims = as_dtype(dtype), tuple(int(dim) for dim in shape)
+        row, dims = as_dtype(dtype), as_dims(shape, name)
         wanted = row.nbytes(int(np.prod(dims, dtype=np.int64)))
         if len(data) != wanted:
             raise BadInput(
@@ -153,7 +171,8 @@ class GraphBuilder:
         key = (row.name + layout, dims, data)
         if len(data) <= _SHARED_BYTES and key in self._shared:
             return self._shared[key]
-        tensor = TensorType(row, dims, layout)
+        tensor = _constant_type(row, dims, layout)
+        data = packed(data, row, dims) if layout == FRACTAL_NZ else data
         made = self._constant(
             "Const", tensor, {"value": Attr(AttrKind.TENSOR, ConstTensor(tensor, data))}, name or "const", known
         )
@@ -161,9 +180,14 @@ class GraphBuilder:
             self._shared[key] = made
         return made
 
-    def const_file(self, location: str, dtype: DTypeLike, shape: Sequence[int], *, name: str = "") -> Tensor:
-        """A constant whose bytes are the whole of the file ``location``, relative to the ``.air`` file's folder."""
-        tensor = TensorType(as_dtype(dtype), tuple(int(dim) for dim in shape))
+    def const_file(
+        self, location: str, dtype: DTypeLike, shape: Sequence[int], *, name: str = "", layout: str = "ND"
+    ) -> Tensor:
+        """A constant whose bytes are the whole of the file ``location``, relative to the ``.air`` file's folder.
+
+        With ``layout="FRACTAL_NZ"`` the file holds the matrix in storage order; ``shape`` is the plain matrix'.
+        """
+        tensor = _constant_type(as_dtype(dtype), as_dims(shape, name), layout)
         assert tensor.dtype is not None
         attrs = {
             "value": Attr(AttrKind.TENSOR, ConstTensor(tensor, b"")),
@@ -189,7 +213,7 @@ class GraphBuilder:
         Raises:
             BadInput: ``length`` does not fit type and shape.
         """
-        tensor = TensorType(as_dtype(dtype), tuple(int(dim) for dim in shape))
+        tensor = TensorType(as_dtype(dtype), as_dims(shape, name))
         assert tensor.dtype is not None
         wanted = tensor.dtype.nbytes(tensor.numel or 0)
         if length != wanted:
@@ -351,6 +375,10 @@ class GraphBuilder:
 
     def __dir__(self) -> list[str]:
         return sorted({*object.__dir__(self), *(name for name in prototypes() if name not in _OWN_METHODS)})
+
+
+def _constant_type(dtype: DType, shape: Shape, layout: str) -> TensorType:
+    return TensorType(dtype, shape, layout, storage_shape(dtype, shape) if layout == FRACTAL_NZ else None)
 
 
 def _outputs(

@@ -33,7 +33,7 @@ class ExportResult:
         path: the ``.air`` file, None when none was written.
         sidecar: the input/output record beside it.
         text: the readable dump, when asked for.
-        weight_file: weights that had no file of their own.
+        weight_files: what was written of weights: those without a file, or (``file-per-tensor``) all of them.
         findings: what the validator says (no errors, or there is no result).
         notes: differences in meaning a user has to know.
         ops_before: ONNX operators of the model (as converted).
@@ -52,7 +52,7 @@ class ExportResult:
     path: Path | None = None
     sidecar: Path | None = None
     text: Path | None = None
-    weight_file: Path | None = None
+    weight_files: list[Path] = field(default_factory=list)
     timings: dict[str, float] = field(default_factory=dict)
 
 
@@ -65,6 +65,7 @@ def export(
     text: bool = False,
     input_shapes: InputShapes | None = None,
     weights: str = "auto",
+    nz_weights: str = "auto",
     inline_limit: int = INLINE_LIMIT,
 ) -> ExportResult:
     """Converts an ONNX model to GE IR, validates it and writes it.
@@ -79,7 +80,10 @@ def export(
         cache: "ref": caches that are graph input and output are updated in place (RefData); "copy": never.
         text: also write ``NAME.txt``, readable and diffable.
         input_shapes: graph input -> dims, to fix dims that vary; a dim name fixed at one input is fixed everywhere.
-        weights: "auto" (inline as long as they fit), "inline", "external" (FileConstant).
+        weights: "auto" (inline as long as they fit), "inline", "external" (FileConstant into the model's own external
+            data), "file-per-tensor" (each weight copied into ``NAME_weights`` beside the file).
+        nz_weights: weights that operators want in FRACTAL_NZ are packed: "auto" (where they are stored anew anyway),
+            "always", "never" (GE packs them).
         inline_limit: bytes of weights from which ``auto`` keeps them in files.
 
     Raises:
@@ -89,11 +93,11 @@ def export(
             nearest alternative), or an export that does not validate.
     """
     _check_options(product, cache)
+    target = None if out is None else _target(out)
     clock = _Clock()
     source = load(model)
-    target = None if out is None else Path(out)
     before = Counter(f"{node.domain}.{node.op_type}" if node.domain else node.op_type for node in source.graph)
-    plan = make_plan(source, weights, target, inline_limit)
+    plan = make_plan(source, weights, target, inline_limit, nz_weights)
     clock.lap("load")
     name = target.stem if target is not None else source.graph.name or "model"
     engine = Engine(source, _shapes(source, input_shapes), plan, cache, product, GraphBuilder(name))
@@ -101,13 +105,12 @@ def export(
     made.folder = None if target is None else target.resolve().parent
     clock.lap("convert")
     after = Counter(node.type for graph in made.graphs for node in graph.nodes)
-    weight_file = plan.write()
     data = air.serialise(made)
-    findings = validate(data, folder=made.folder)
+    findings = validate(data, folder=made.folder, coming=plan.sizes())
     clock.lap("validate")
-    _refuse(findings, name, weight_file)
+    _refuse(findings, name)
     result = ExportResult(made, findings, engine.notes, before, after, plan.inline_bytes, plan.external_bytes)
-    result.weight_file = weight_file
+    result.weight_files = plan.write()
     if target is not None:
         _write(result, target, text, engine.source_names, data)
     clock.lap("write")
@@ -125,11 +128,17 @@ def _check_options(product: str, cache: str) -> None:
         raise BadUsage("unknown cache form", found=cache, wanted=" | ".join(CACHE_FORMS))
 
 
-def _refuse(findings: list[Finding], name: str, weight_file: Path | None) -> None:
+def _target(out: str | Path) -> Path:
+    target = Path(out)
+    if target.suffix != ".air":
+        raise BadUsage("a GE IR file is called NAME.air", where=str(out), found=target.suffix or "no suffix",
+                       hint=f"write to {target.with_suffix('.air').name}")  # fmt: skip
+    return target
+
+
+def _refuse(findings: list[Finding], name: str) -> None:
     bad = errors(findings)
     if bad:
-        if weight_file is not None:
-            weight_file.unlink(missing_ok=True)
         more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
         raise ExportError("the exported graph does not validate", where=name, found="; ".join(map(str, bad[:3])) + more)
 

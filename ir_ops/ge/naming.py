@@ -23,6 +23,10 @@ class Names:
         self._taken: set[str] = set()
         self._counters: dict[str, int] = {}
 
+    def __contains__(self, name: str) -> bool:
+        """Whether ``name``, sanitised, is taken."""
+        return sanitise(name) in self._taken
+
     def unique(self, wanted: str) -> str:
         """``wanted`` sanitised, with ``_1``, ``_2``, ... at the end when it is taken."""
         base = name = sanitise(wanted)

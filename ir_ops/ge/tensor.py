@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,15 @@ def as_dtype(dtype: DTypeLike) -> DType:
         return by_name(dtype) if isinstance(dtype, str) else by_numpy(dtype)
     except (KeyError, TypeError):
         raise BadUsage("unknown element type", found=str(dtype)) from None
+
+
+def as_dims(shape: Iterable[object], where: str) -> Shape:
+    """A shape as a tuple of Python ints. Raises BadUsage for anything that is no sequence of whole numbers."""
+    try:
+        return tuple(operator.index(dim) for dim in shape)  # type: ignore[arg-type]
+    except TypeError:
+        wanted = "whole numbers, e.g. (1, 128)"
+        raise BadUsage("a shape is not a list of dims", where=where, found=repr(shape)[:60], wanted=wanted) from None
 
 
 class Outputs:

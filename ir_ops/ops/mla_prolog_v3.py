@@ -264,10 +264,10 @@ OPERATOR = Operator(
     },
     inputs=(
         Input("token_x", "X", "[T, He] or [B, S, He]", "hidden states"),
-        Input("weight_dq", "X", "[He, Hcq]", "down-projection of the query"),
-        Input("weight_uq_qr", "W", "[Hcq, N*(D+Dr)]", "up-projection; by head D nope columns, then Dr rope columns"),
+        Input("weight_dq", "X", "[He, Hcq]", "down-projection of the query", nz=True),
+        Input("weight_uq_qr", "W", "[Hcq, N*(D+Dr)]", "up-projection; by head D nope, then Dr rope columns", nz=True),
         Input("weight_uk", "T", "[N, D, Hckv]", "absorbed up-projection of the key"),
-        Input("weight_dkv_kr", "X", "[He, Hckv+Dr]", "down-projection of the key: compressed part, rope part"),
+        Input("weight_dkv_kr", "X", "[He, Hckv+Dr]", "down-projection of the key: compressed part, rope part", nz=True),
         Input("rmsnorm_gamma_cq", "T", "[Hcq]", "RMSNorm weight of the query"),
         Input("rmsnorm_gamma_ckv", "T", "[Hckv]", "RMSNorm weight of the compressed key"),
         Input("rope_sin", "T", "[T, Dr] or [B, S, Dr]", "full width, in output order"),

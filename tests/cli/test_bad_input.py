@@ -154,7 +154,7 @@ def test_bad_fused_models(
     argv = {
         "run": [str(path), "--inputs", str(models.demo_record()), "--outputs", str(out)],
         "verify": [str(models.demo_graph()), str(path)],
-        "export-ge": [str(path), str(out)],
+        "export-ge": [str(path), str(out.with_suffix(".air"))],
         "ge": ["validate", str(path)],
     }
     line = refused([command, *argv[command]], tmp_path, capsys)

@@ -229,6 +229,13 @@ def test_bfloat16_models_are_compared_in_float32_and_that_is_said() -> None:
     assert not verify(bfloat16_model(), bfloat16_model(1.5)).ok
 
 
+def test_bfloat16_models_are_compared_rounded_on_request() -> None:
+    result = verify(bfloat16_model(), bfloat16_model(), bf16="round")
+    assert result.ok
+    assert "computed in float32 and rounded" in result.how
+    assert not verify(bfloat16_model(), bfloat16_model(1.5), bf16="round").ok
+
+
 def test_bfloat16_recordings_are_judged_by_bfloat16() -> None:
     x = np.linspace(-2, 2, 8).reshape(2, 4).astype(ml_dtypes.bfloat16)
     weight = np.arange(1, 5).astype(ml_dtypes.bfloat16)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 HELP = "convert FUSED.onnx to GE IR (OUT.air), validated"
 
@@ -21,9 +23,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--weights",
-        choices=("auto", "inline", "external"),
+        choices=("auto", "inline", "external", "file-per-tensor"),
         default="auto",
-        help="weights in the file, or as references to weight files; auto (default): inline as long as they fit",
+        help="weights in the file, as references into the model's external data, or one file for each in OUT_weights; "
+        "auto (default): inline as long as they fit",
+    )
+    parser.add_argument(
+        "--nz-weights",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="pack weights that an operator reads in FRACTAL_NZ; auto (default): those that are stored anew anyway",
     )
     parser.add_argument(
         "--input-shape",
@@ -65,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
         text=args.text,
         input_shapes=dict(args.input_shape) or None,
         weights=args.weights,
+        nz_weights=args.nz_weights,
     )
     before, after = result.ops_before.total(), result.ops_after.total()
     print(f"{before} ONNX nodes became {after} GE nodes; {console.size(result.inline_bytes)} of weights inside", end="")
@@ -74,10 +84,16 @@ def run(args: argparse.Namespace) -> int:
         print(f"  {finding}")
     for note in (*loaded.notes, *result.notes):
         print(f"note: {note}")
-    for path in (result.path, result.sidecar, result.text, result.weight_file):
+    for path in (result.path, result.sidecar, result.text, *_weights(result.weight_files)):
         if path is not None:
             print(f"written: {path}")
     return cli.DONE
+
+
+def _weights(files: Sequence[Path]) -> list[str]:
+    """Weight files as they are listed: a folder of them on one line."""
+    folders = Counter(path.parent for path in files)
+    return [str(files[0])] if len(files) == 1 else [f"{folder} ({count} weights)" for folder, count in folders.items()]
 
 
 def _verdict(findings: Sequence[object]) -> str:

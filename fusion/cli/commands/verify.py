@@ -26,6 +26,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-kernel", action="store_true", help="run the fused model's function bodies, without the kvfuse kernels"
     )
+    parser.add_argument(
+        "--bf16", choices=("widen", "round"), default="widen",
+        help="models with bfloat16 arithmetic: compare in float32 (default), or round every node's output to bfloat16",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the stable JSON form (docs/json.md)")
 
 
@@ -42,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         cases=args.cases,
         kernel=not args.no_kernel,
+        bf16=args.bf16,
     )
     if args.json:
         console.print_json(result.to_json())

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fusion.facts.semantics.table import Attrs, Conflict, Operands, Unsupported, broadcast_shape, computing, elementwise
-from ir_ops.dtypes import Array
+from ir_ops.dtypes import Array, by_onnx
 
 
 def _is_int(x: Array) -> bool:
@@ -167,8 +167,14 @@ def softmax(attrs: Attrs, x: Array) -> Any:
     return shifted / shifted.sum(axis=axis, keepdims=True)
 
 
-def quantised_like(zero: Array | None) -> np.dtype[Any]:
-    return np.dtype(np.uint8) if zero is None else zero.dtype
+def quantised_like(attrs: Attrs, zero: Array | None) -> np.dtype[Any]:
+    """The type of a quantised result: the zero point's, else what ``output_dtype`` says, else uint8."""
+    if attrs.get("block_size", 0):
+        raise Unsupported("quantisation in blocks")
+    if zero is not None:
+        return zero.dtype
+    number = int(attrs.get("output_dtype", 0))
+    return np.dtype(by_onnx(number).np) if number else np.dtype(np.uint8)
 
 
 def _along_axis(attrs: Attrs, x: Array, parameter: Array | None) -> Array | None:
@@ -180,7 +186,7 @@ def _along_axis(attrs: Attrs, x: Array, parameter: Array | None) -> Array | None
 
 @computing("QuantizeLinear", lambda attrs, x: [x[0].shape])  # type: ignore[union-attr]
 def quantize_linear(attrs: Attrs, x: Array, scale: Array, zero: Array | None = None) -> Array:
-    target = quantised_like(zero)
+    target = quantised_like(attrs, zero)
     if not np.issubdtype(target, np.integer):
         raise Unsupported(f"QuantizeLinear to {target}")
     steps = np.rint(x / _along_axis(attrs, x, scale))
@@ -191,6 +197,8 @@ def quantize_linear(attrs: Attrs, x: Array, scale: Array, zero: Array | None = N
 
 @computing("DequantizeLinear", lambda attrs, x: [x[0].shape])  # type: ignore[union-attr]
 def dequantize_linear(attrs: Attrs, x: Array, scale: Array, zero: Array | None = None) -> Any:
+    if attrs.get("block_size", 0):
+        raise Unsupported("quantisation in blocks")
     shift = _along_axis(attrs, x, zero)
     steps = x.astype(np.float64) - (0 if shift is None else shift.astype(np.float64))
     wide = steps * _along_axis(attrs, x, scale).astype(np.float64)  # type: ignore[union-attr]

@@ -165,6 +165,11 @@ class NodeCall:
         """Something the user of the exported file has to know."""
         self.notes.append(text)
 
+    def note_once(self, text: str) -> None:
+        """A note that does not depend on the node."""
+        if text not in self.notes:
+            self.notes.append(text)
+
     def require(self, *names: str, index: int = 0) -> None:
         """Raises Unsupported unless the type of input ``index`` is one of ``names``."""
         if self.dtype(index).name not in names:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import numpy as np
 import onnx_ir as ir
 
 from ir_ops.dtypes import DType, by_onnx
@@ -87,10 +88,21 @@ class Engine:
             dtype = _dtype(value)
             if dtype is None:
                 raise ExportError("a graph input has no element type GE knows", where=name, found=str(value.dtype))
+            dims = self.shapes[name]
+            if dims is not None and 0 in dims and -1 not in dims and dtype.np is not None:
+                self._add_empty_input(value, dtype, dims)
+                continue
             add = self.builder.ref_data if value in refs else self.builder.data
-            tensor = add(name, dtype, self.shapes[name])
+            tensor = add(self.builder.free_name(name), dtype, dims)
             self.source_names[tensor.edge.node] = name
             self._values[value] = Operand(name, tensor.type, made=tensor)
+
+    def _add_empty_input(self, value: ir.Value, dtype: DType, dims: Shape) -> None:
+        """An input that can only be empty: GE takes no such input, and an empty constant is the same."""
+        name, content = value.name or "", np.zeros(dims, dtype.np)
+        make = partial(self.builder.const, content, name=name)
+        self._values[value] = Operand(name, TensorType(dtype, dims), make=make, content=content)
+        self.notes.append(f"input {name} has no element: it is a constant of the GE graph, not an input")
 
     def _add_initializer(self, value: ir.Value) -> None:
         tensor, name = value.const_value, value.name or ""
@@ -103,7 +115,8 @@ class Engine:
             return
         shape = tuple(tensor.shape.numpy())
         make = partial(self.weights.add, self.builder, tensor, dtype, shape, name)
-        self._values[value] = Operand(name, TensorType(dtype, shape), make=make, load=tensor.numpy)
+        make_nz = partial(self.weights.add_nz, self.builder, tensor, dtype, shape, name)
+        self._values[value] = Operand(name, TensorType(dtype, shape), make=make, load=tensor.numpy, make_nz=make_nz)
 
     # ------------------------------------------------------------------------------------------------ nodes
 

@@ -39,6 +39,14 @@ def _ref_input(n: NodeCall, index: int, part: str) -> Any:
     return n.emit("TensorMove", {"x": n.x(index)}, part=part)
 
 
+def _weight(n: NodeCall, index: int) -> Any:
+    """A weight that the device keeps in FRACTAL_NZ: packed here if it is constant, otherwise by GE."""
+    made = n.arg(index).nz_tensor()
+    if made.type.layout == "ND":
+        n.note_once(f"{n.op_type}: weights that stay ND are brought into FRACTAL_NZ by GE when it compiles")
+    return made
+
+
 def _supplied(n: NodeCall, entry: Input, like: int, spec: TensorSpec) -> Any:
     """A buffer that GE requires and the node left out: its first dim is that of input ``like``."""
     sizes = [-1 if size is None else size for size in spec.shape or ()]
@@ -64,7 +72,11 @@ def _converter(operator: Operator) -> Convert:
         attrs = _attrs(operator, n, specs)
         _refuse(operator.check(specs, attrs, n.product), f"product generic instead of {n.product}")
         refs = {entry.name for entry in operator.inputs if entry.ref is not None}
-        inputs = {name: _ref_input(n, i, f"{name}_copy") if name in refs else n.x(i) for name, i in present.items()}
+        blocked = {entry.name for entry in operator.inputs if entry.nz}
+        inputs = {
+            name: _ref_input(n, i, f"{name}_copy") if name in refs else _weight(n, i) if name in blocked else n.x(i)
+            for name, i in present.items()
+        }
         for entry in operator.inputs:
             if entry.supplied and entry.name not in inputs:
                 buffer = _supplied(n, entry, present[entry.supplied], operator.infer(specs, attrs)[entry.name])
@@ -81,8 +93,11 @@ def _dtypes(operator: Operator) -> str:
 
 def _note(operator: Operator) -> str:
     refs = [entry.name for entry in operator.inputs if entry.ref is not None]
+    blocked = [entry.name for entry in operator.inputs if entry.nz]
     private = [f"{attr.name} must be {attr.default}" for attr in operator.attrs if attr.onnx_only]
-    return "; ".join(([f"in place: {', '.join(refs)}"] if refs else []) + private)
+    parts = [f"in place: {', '.join(refs)}"] if refs else []
+    parts += [f"constants in FRACTAL_NZ: {', '.join(blocked)}"] if blocked else []
+    return "; ".join(parts + private)
 
 
 for _operator in OPS.values():

@@ -14,6 +14,7 @@ from onnx_ir.passes import common as passes
 
 from ir_ops.errors import BadModel, BadUsage
 from ir_ops.ge.model import Shape
+from ir_ops.ge.tensor import as_dims
 from ir_ops.ops import DOMAIN, OPS
 
 Source = str | os.PathLike[str] | onnx.ModelProto | ir.Model
@@ -100,11 +101,20 @@ def input_shapes(model: ir.Model, fixed: InputShapes | None) -> dict[str, Shape 
         if name not in names:
             raise BadUsage("no such graph input", where="input_shapes", found=name, wanted=", ".join(names))
     bound: dict[str, int] = {}
+    given = {name: _given(dims, name) for name, dims in (fixed or {}).items()}
     for value in model.graph.inputs:
-        wanted = (fixed or {}).get(value.name or "")
+        wanted = given.get(value.name or "")
         if wanted is not None:
-            _bind(value, tuple(int(dim) for dim in wanted), bound)
-    return {value.name or "": _dims(value, (fixed or {}).get(value.name or ""), bound) for value in model.graph.inputs}
+            _bind(value, wanted, bound)
+    return {value.name or "": _dims(value, given.get(value.name or ""), bound) for value in model.graph.inputs}
+
+
+def _given(dims: Sequence[int], name: str) -> Shape:
+    where = f"input_shapes {name}"
+    found = as_dims(dims, where)
+    if any(dim < -1 for dim in found):
+        raise BadUsage("a dim that is none", where=where, found=str(list(found)), wanted="1 or more, or -1 (varies)")
+    return found
 
 
 def _bind(value: ir.Value, wanted: Shape, bound: dict[str, int]) -> None:
@@ -123,14 +133,14 @@ def _bind(value: ir.Value, wanted: Shape, bound: dict[str, int]) -> None:
             )
 
 
-def _dims(value: ir.Value, fixed: Sequence[int] | None, bound: Mapping[str, int]) -> Shape | None:
+def _dims(value: ir.Value, fixed: Shape | None, bound: Mapping[str, int]) -> Shape | None:
     if fixed is not None:
-        dims = tuple(int(dim) for dim in fixed)
+        dims = fixed
     elif value.shape is None:
         return None
     else:
         dims = tuple(dim if isinstance(dim, int) else bound.get(dim.value or "", -1) for dim in value.shape)
-    if 0 in dims:
+    if fixed is not None and 0 in dims:
         raise BadUsage(
             "GE takes no empty input", where=value.name or "", found=str(list(dims)), wanted="dims of 1 or more, or -1"
         )

@@ -38,6 +38,7 @@ class Operand:
     Constants become nodes only when a converted node reads them, so folded shape arithmetic leaves nothing behind.
 
     Attributes:
+        make_nz: makes the constant in FRACTAL_NZ; gives None where it stays as it is.
         nonneg: no element is negative (shapes, indices that come from Shape, Range or TopK).
     """
 
@@ -45,9 +46,11 @@ class Operand:
     type: TensorType
     make: Callable[[], Tensor] | None = None
     load: Callable[[], Array] | None = None
+    make_nz: Callable[[], Tensor | None] | None = None
     content: Known | None = None
     nonneg: bool = False
     made: Tensor | None = None
+    made_nz: Tensor | None = None
 
     @property
     def dtype(self) -> DType:
@@ -88,6 +91,12 @@ class Operand:
             assert self.make is not None, self.name
             self.made = self.make()
         return self.made
+
+    def nz_tensor(self) -> Tensor:
+        """The GE tensor in FRACTAL_NZ if it is a weight and packs, else as :meth:`tensor`."""
+        if self.made_nz is None and self.make_nz is not None:
+            self.made_nz = self.make_nz()
+        return self.made_nz or self.tensor()
 
 
 def object_array(values: Any) -> NDArray[Any]:

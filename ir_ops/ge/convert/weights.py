@@ -1,34 +1,68 @@
-"""Where the bytes of a model's weights go: into the ``.air`` file, or referred to where they are.
+"""Where the bytes of a model's weights go: into the ``.air`` file, or referred to where they are, or beside it.
 
 A protobuf message holds less than 2 GiB. A model whose weights do not fit keeps them in files: FileConstant nodes that
 point straight at the ONNX external data (offset and length), which is never read then. Weights of such a model that are
-in memory are written once into ``NAME.weights`` beside the ``.air`` file.
+in memory are written once into ``NAME.weights`` beside the ``.air`` file. ``file-per-tensor`` copies every weight into
+a file of its own in ``NAME_weights``, which can be moved together with the ``.air`` file.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import onnx_ir as ir
 
 from ir_ops.dtypes import DType
-from ir_ops.errors import BadModel, BadUsage
+from ir_ops.errors import BadInput, BadModel, BadUsage
 from ir_ops.files import replacing
 from ir_ops.ge.builder import GraphBuilder
-from ir_ops.ge.model import Shape
+from ir_ops.ge.model import FRACTAL_NZ, Shape
+from ir_ops.ge.nz import packed, storage_shape
 from ir_ops.ge.tensor import Tensor
 
 MARGIN = 200 * 2**20
 """Room left for the graph itself below the 2 GiB that a message can have."""
 INLINE_LIMIT = 2**31 - MARGIN
+FILE_LIMIT = 2**31 - 2**20
+"""Size that no file written here reaches."""
 SMALL = 1024
 """Constants up to this size stay inline always: GE reads many of them while it compiles."""
 _ALIGNMENT = 4096
+_CHUNK = 1 << 24
 
-MODES = ("auto", "inline", "external")
+MODES = ("auto", "inline", "external", "file-per-tensor")
+NZ_MODES = ("auto", "always", "never")
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A weight to write: its place in one of our files."""
+
+    tensor: ir.TensorProtocol
+    dtype: DType
+    shape: Shape
+    offset: int
+    layout: str = "ND"
+
+    @property
+    def size(self) -> int:
+        return int(self.tensor.nbytes)
+
+    def write(self, file: BinaryIO) -> None:
+        """Appends the bytes; a weight in external data is copied in chunks, not read whole."""
+        if self.layout == FRACTAL_NZ:
+            file.write(packed(_read(self.tensor), self.dtype, self.shape))
+        elif isinstance(self.tensor, ir.ExternalTensor):
+            _copy(self.tensor, file)
+        else:
+            file.write(_read(self.tensor))
 
 
 @dataclass
@@ -36,71 +70,194 @@ class WeightPlan:
     """Decides for each weight, and writes what has no file yet.
 
     Attributes:
-        external: whether large weights are FileConstant.
-        own_file: file for weights that are only in memory, None where nothing may be written.
+        mode: "inline", "external" or "file-per-tensor".
+        out: the ``.air`` file, None where nothing may be written.
+        nz: which weights that an operator wants in FRACTAL_NZ are packed: "auto" those that are stored anew anyway.
         inline_bytes: bytes of weights put into the ``.air`` file so far.
-        external_bytes: bytes of weights referred to.
+        external_bytes: bytes of weights in other files.
     """
 
-    external: bool
-    own_file: Path | None
+    mode: str
+    out: Path | None
+    nz: str = "auto"
     inline_bytes: int = 0
     external_bytes: int = 0
-    files: set[Path] = field(default_factory=set)
-    _pending: list[tuple[int, Any]] = field(default_factory=list)
-    _end: int = 0
+    _pieces: dict[Path, list[_Piece]] = field(default_factory=dict)
+    _shared: list[Path] = field(default_factory=list)
 
     def add(self, builder: GraphBuilder, tensor: ir.TensorProtocol, dtype: DType, shape: Shape, name: str) -> Tensor:
         """The constant node of a weight."""
-        if not self.external or tensor.nbytes <= SMALL:
+        if self.mode == "inline" or tensor.nbytes <= SMALL:
             self.inline_bytes += tensor.nbytes
             return builder.const_bytes(_read(tensor, name), dtype, shape, name=name)
+        if self.mode == "file-per-tensor":
+            return self._own_file(builder, tensor, dtype, shape, name)
         self.external_bytes += tensor.nbytes
         if isinstance(tensor, ir.ExternalTensor):
-            path = Path(os.path.abspath(tensor.path))
-            offset = int(tensor.offset or 0)
+            path, offset = Path(os.path.abspath(tensor.path)), int(tensor.offset or 0)
         else:
-            assert self.own_file is not None
-            path, offset = Path(os.path.abspath(self.own_file)), self._append(tensor)
-        self.files.add(path)
+            path, offset = self._append(tensor, dtype, shape)
         return builder.file_constant(path, offset, tensor.nbytes, dtype, shape, name=name)
 
-    def _append(self, tensor: Any) -> int:
-        offset = self._end
-        self._pending.append((offset, tensor))
-        self._end = -(-(offset + tensor.nbytes) // _ALIGNMENT) * _ALIGNMENT
-        return offset
+    def add_nz(
+        self, builder: GraphBuilder, tensor: ir.TensorProtocol, dtype: DType, shape: Shape, name: str
+    ) -> Tensor | None:
+        """The constant node of a weight in FRACTAL_NZ; None where it stays as it is and GE packs it.
 
-    def write(self) -> Path | None:
-        """Writes the weights that are only in memory; returns their file, None when there are none."""
-        if not self._pending or self.own_file is None:
+        FileConstant says nothing of formats, so a packed weight that does not go into the ``.air`` file gets a file of
+        its own.
+        """
+        inline = self.mode == "inline" or tensor.nbytes <= SMALL
+        stays = self.mode == "external" and isinstance(tensor, ir.ExternalTensor)
+        if self.nz == "never" or (self.nz == "auto" and stays and not inline):
             return None
-        with replacing(self.own_file) as part, part.open("wb") as file:
-            for offset, tensor in self._pending:
-                file.seek(offset)
-                file.write(tensor.tobytes())
-        return self.own_file
+        try:
+            storage_shape(dtype, shape)
+        except BadInput:
+            return None
+        if not inline:
+            return self._own_file(builder, tensor, dtype, shape, name, FRACTAL_NZ)
+        self.inline_bytes += tensor.nbytes
+        return builder.const_bytes(_read(tensor, name), dtype, shape, name=name, layout=FRACTAL_NZ)
+
+    # ------------------------------------------------------------------------------------------------ own files
+
+    def _folder(self) -> Path:
+        assert self.out is not None
+        return self.out.with_name(f"{self.out.stem}_weights")
+
+    def _own_file(
+        self,
+        builder: GraphBuilder,
+        tensor: ir.TensorProtocol,
+        dtype: DType,
+        shape: Shape,
+        name: str,
+        layout: str = "ND",
+    ) -> Tensor:
+        self.external_bytes += tensor.nbytes
+        folder = self._folder()
+        # the number keeps names apart that differ only in characters a file name does not take, or in case
+        label = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:120]
+        path = folder / f"{len(self._pieces):05d}_{label}"
+        self._pieces[path] = [_Piece(tensor, dtype, shape, 0, layout)]
+        return builder.const_file(f"{folder.name}/{path.name}", dtype, shape, name=name, layout=layout)
+
+    def _append(self, tensor: ir.TensorProtocol, dtype: DType, shape: Shape) -> tuple[Path, int]:
+        """A place in ``NAME.weights``; a file that would grow too large is followed by the next one."""
+        assert self.out is not None
+        end = 0
+        if self._shared:
+            last = self._pieces[self._shared[-1]][-1]
+            end = -(-(last.offset + last.size) // _ALIGNMENT) * _ALIGNMENT
+        if not self._shared or end + tensor.nbytes > FILE_LIMIT:
+            number, end = len(self._shared), 0
+            self._shared.append(self.out.with_suffix(f".weights{'' if number == 0 else number}"))
+        self._pieces.setdefault(self._shared[-1], []).append(_Piece(tensor, dtype, shape, end))
+        return Path(os.path.abspath(self._shared[-1])), end
+
+    def sizes(self) -> dict[Path, int]:
+        """Size of every file that :meth:`write` makes, by absolute path."""
+        return {
+            Path(os.path.abspath(path)): pieces[-1].offset + pieces[-1].size for path, pieces in self._pieces.items()
+        }
+
+    def write(self) -> list[Path]:
+        """Writes the files. A folder of weights from an earlier export is replaced."""
+        folder = self._folder() if self.out is not None else None
+        own = [path for path in self._pieces if path.parent == folder]
+        if folder is not None and own:
+            with _replacing_folder(folder) as part:
+                for path in own:
+                    with (part / path.name).open("wb") as file:
+                        self._pieces[path][0].write(file)
+        for path in self._shared:
+            with replacing(path) as part, part.open("wb") as file:
+                for piece in self._pieces[path]:
+                    file.seek(piece.offset)
+                    piece.write(file)
+        return list(self._pieces)
 
 
-def _read(tensor: ir.TensorProtocol, name: str) -> bytes:
+@contextmanager
+def _replacing_folder(folder: Path) -> Iterator[Path]:
+    """A folder beside ``folder`` to fill; it takes the place of ``folder`` when the block ends well."""
+    part, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("part", "old"))
+    try:
+        part.mkdir()
+    except OSError as error:
+        raise BadUsage("cannot write", where=str(folder), found=error.strerror or str(error)) from None
+    try:
+        yield part
+        if folder.exists():
+            folder.replace(old)
+        part.replace(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _read(tensor: ir.TensorProtocol, name: str = "") -> bytes:
     try:
         return tensor.tobytes()
     except (OSError, ValueError) as error:
-        raise BadModel("the model's external data cannot be read", where=name, found=str(error)) from None
+        raise _unreadable(tensor, name, error) from None
 
 
-def make_plan(model: ir.Model, mode: str, out: Path | None, limit: int = INLINE_LIMIT) -> WeightPlan:
+def _unreadable(tensor: ir.TensorProtocol, name: str, error: Exception) -> BadModel:
+    where = name or tensor.name or ""
+    return BadModel("the model's external data cannot be read", where=where, found=str(error))
+
+
+def _copy(tensor: ir.ExternalTensor, file: BinaryIO) -> None:
+    left = int(tensor.nbytes)
+    try:
+        with Path(tensor.path).open("rb") as source:
+            source.seek(int(tensor.offset or 0))
+            while left > 0:
+                chunk = source.read(min(left, _CHUNK))
+                if not chunk:
+                    raise ValueError(f"the file ends {left} bytes early")
+                file.write(chunk)
+                left -= len(chunk)
+    except (OSError, ValueError) as error:
+        raise _unreadable(tensor, "", error) from None
+
+
+def _weights(model: ir.Model) -> Iterator[ir.TensorProtocol]:
+    return (value.const_value for value in model.graph.initializers.values() if value.const_value is not None)
+
+
+def _check_target(model: ir.Model, out: Path) -> None:
+    """Refuses to write over the model's own weights."""
+    taken = {Path(os.path.realpath(tensor.path)) for tensor in _weights(model) if isinstance(tensor, ir.ExternalTensor)}
+    folder = out.with_name(f"{out.stem}_weights")
+    for path in taken:
+        own = path.name.startswith(f"{out.stem}.weights") and path.parent == Path(os.path.realpath(out.parent))
+        if own or path == Path(os.path.realpath(out)) or Path(os.path.realpath(folder)) in path.parents:
+            raise BadUsage("the export would overwrite the model's weights", where=str(out), found=str(path),
+                           hint="choose another name")  # fmt: skip
+
+
+def make_plan(model: ir.Model, mode: str, out: Path | None, limit: int = INLINE_LIMIT, nz: str = "auto") -> WeightPlan:
     """The plan for a model: ``auto`` keeps weights inline as long as they fit into one file.
 
     Raises:
-        BadUsage: an unknown mode, or weights that are only in memory and may not be written anywhere.
+        BadUsage: an unknown mode, weights that are only in memory and may not be written anywhere, or an output that
+            would overwrite the model's own weights.
     """
     if mode not in MODES:
         raise BadUsage("unknown place for weights", found=mode, wanted=" | ".join(MODES))
-    tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
-    external = mode == "external" or (mode == "auto" and sum(tensor.nbytes for tensor in tensors) >= limit)
-    homeless = [tensor for tensor in tensors if tensor.nbytes > SMALL and not isinstance(tensor, ir.ExternalTensor)]
-    if external and out is None and homeless:
-        where, hint = homeless[0].name or "", "give an output path"
-        raise BadUsage("weights in memory do not fit into the file", where=where, hint=hint)
-    return WeightPlan(external, None if out is None else out.with_suffix(".weights"))
+    if nz not in NZ_MODES:
+        raise BadUsage("unknown choice of NZ weights", found=nz, wanted=" | ".join(NZ_MODES))
+    if mode == "auto":
+        mode = "external" if sum(tensor.nbytes for tensor in _weights(model)) >= limit else "inline"
+    if out is None:
+        homeless = (t for t in _weights(model) if t.nbytes > SMALL and not isinstance(t, ir.ExternalTensor))
+        first = next(homeless, None)
+        if mode == "file-per-tensor" or (mode == "external" and first is not None):
+            where = (first.name or "") if first is not None else ""
+            raise BadUsage("weights in memory do not fit into the file", where=where, hint="give an output path")
+    else:
+        _check_target(model, out)
+    return WeightPlan(mode, out, nz)

@@ -98,7 +98,8 @@ def _misfit(array: Array, tensor: TensorType) -> str:
     """How an array differs from its declared type; "" when it does not."""
     if tensor.dtype is None or array.dtype != tensor.dtype.np:
         return f"{array.dtype}{list(array.shape)}"
-    shape = tensor.storage or tensor.shape
+    # values are plain arrays here, whatever their storage
+    shape = tensor.shape
     if shape is None:
         return ""
     same = len(shape) == array.ndim and all(a in (-1, b) for a, b in zip(shape, array.shape, strict=True))

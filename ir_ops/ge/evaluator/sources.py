@@ -9,6 +9,7 @@ import numpy as np
 from ir_ops.dtypes import Array
 from ir_ops.ge.evaluator.registry import EvalCall, evaluates
 from ir_ops.ge.model import ConstTensor, TensorType, array_from_bytes
+from ir_ops.ge.nz import unpacked
 
 
 def _file(call: EvalCall, location: str, offset: int, length: int) -> bytes:
@@ -28,8 +29,8 @@ def const(call: EvalCall) -> Array:
     value: ConstTensor = call.attr("value")
     if "location" in call.node.attrs:
         data = _file(call, call.attr("location"), 0, int(call.attr("length")))
-        return array_from_bytes(data, value.type)
-    return value.array()
+        value = ConstTensor(value.type, data)
+    return unpacked(value.array()) if value.type.storage else value.array()
 
 
 @evaluates("FileConstant")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def validate(
     *,
     folder: str | os.PathLike[str] | None = None,
     custom_ops: frozenset[str] = frozenset(),
+    coming: Mapping[Path, int] | None = None,
 ) -> list[Finding]:
     """Checks an ``.air`` file, its bytes, or a model that is not written yet.
 
@@ -45,6 +47,7 @@ def validate(
         source: path, bytes or model.
         folder: where relative weight files are looked up; by default the file's folder.
         custom_ops: operator types that are right although GE's public prototypes do not have them.
+        coming: absolute path -> bytes of weight files that are written after the check.
 
     Returns:
         The findings in the order of the rules; the file is good when none has severity "error".
@@ -59,7 +62,7 @@ def validate(
     else:
         data, where = air.content(source), Path(source).resolve().parent
     message: Message = air.parse(data, "" if isinstance(source, (bytes, Model)) else str(source))
-    context = Context(message, data, Path(folder) if folder is not None else where, custom_ops)
+    context = Context(message, data, Path(folder) if folder is not None else where, custom_ops, coming or {})
     return [Finding(rule.number, *report) for rule in rules() for report in rule.check(context)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -159,16 +160,19 @@ class Context:
         data: the file's bytes.
         folder: where weight files are looked up, None when there is no file.
         custom_ops: operator types allowed beyond the prototypes.
+        coming: absolute path -> bytes of weight files that are written after the check.
     """
 
     message: Message
     data: bytes
     folder: Path | None
     custom_ops: frozenset[str] = frozenset()
+    coming: Mapping[Path, int] = field(default_factory=dict)
     graphs: list[Graph] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.graphs = [Graph(graph, i == 0) for i, graph in enumerate(self.message.graph)]
+        self._sizes: dict[Path, int | None] = {}
 
     @property
     def root(self) -> Graph:
@@ -180,6 +184,15 @@ class Context:
 
     def of_type(self, *types: str) -> Iterator[Op]:
         return (op for op in self.ops() if op.type in types)
+
+    def file_size(self, path: Path) -> int | None:
+        """Bytes of a weight file, there or about to be written; None when there is none. Looked up once."""
+        if path not in self._sizes:
+            size = self.coming.get(Path(os.path.abspath(path)))
+            if size is None and path.is_file():
+                size = path.stat().st_size
+            self._sizes[path] = size
+        return self._sizes[path]
 
     @cached_property
     def has_dynamic_inputs(self) -> bool:

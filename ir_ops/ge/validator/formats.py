@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from ir_ops.ge.codec import FORMAT_ND, FORMAT_NZ, UNKNOWN_RANK, layout_of
 from ir_ops.ge.messages import Message
 from ir_ops.ge.model import FRACTAL_NZ
-from ir_ops.ge.validator.context import ERROR, WARNING, Context, Op, Report, is_placeholder, rule
+from ir_ops.ge.validator.context import ERROR, NOTE, WARNING, Context, Op, Report, is_placeholder, rule
+from ir_ops.ops import OPS
 
 _NZ_ATTRS = (
     "origin_shape",
@@ -26,6 +27,21 @@ def _descs(c: Context) -> Iterator[tuple[Op, str, Message]]:
             yield op, f"{op.place} output {i}", desc
 
 
+def _reads_constant(op: Op, place: str) -> bool:
+    """Whether a place ``... input i`` is fed by a constant (an empty one is how a shape of rank 0 is written)."""
+    side, _, number = place.rpartition(" ")
+    if not side.endswith("input") or int(number) >= len(op.edges):
+        return False
+    edge = op.edges[int(number)]
+    source = None if edge is None else op.graph.by_name.get(edge[0])
+    return source is not None and source.is_constant
+
+
+def _may_be_empty(op: Op) -> bool:
+    """Whether an operator's contract has empty tensors: outputs a mode leaves out, a cache it does not use."""
+    return op.type in OPS or (op.type == "TensorMove" and _reads_constant(op, "input 0"))
+
+
 @rule(26, "Dims are -2 (alone: unknown rank), -1 or more; 0 only in constants")
 def dims(c: Context) -> Iterator[Report]:
     for op, place, desc in _descs(c):
@@ -36,8 +52,9 @@ def dims(c: Context) -> Iterator[Report]:
             yield ERROR, place, f"dims {shape}: -2 stands for an unknown rank, alone"
         elif 0 in shape and op.is_input:
             yield ERROR, place, f"dims {shape}: a graph input cannot be empty"
-        elif 0 in shape and not op.is_constant:
-            yield WARNING, place, f"dims {shape}: an empty tensor outside a constant"
+        elif 0 in shape and not op.is_constant and not _reads_constant(op, place):
+            severity = NOTE if _may_be_empty(op) else WARNING
+            yield severity, place, f"dims {shape}: an empty tensor outside a constant"
 
 
 @rule(27, "Tensors are ND, or FRACTAL_NZ with everything that goes with it")

@@ -123,11 +123,11 @@ def _weight_file(c: Context, op: Op, wanted: int | None) -> Iterator[Report]:
         yield ERROR, op.place, "both data and a location"
     if length != wanted:
         yield ERROR, op.place, f"length {length}, wanted {wanted} bytes"
-    file = (c.folder or Path()) / location
-    if not file.is_file():
+    size = c.file_size((c.folder or Path()) / location)
+    if size is None:
         yield ERROR, op.place, f"no weight file {location} beside the .air"
-    elif file.stat().st_size != length:
-        yield ERROR, op.place, f"weight file {location} has {file.stat().st_size} bytes, wanted exactly {length}"
+    elif size != length:
+        yield ERROR, op.place, f"weight file {location} has {size} bytes, wanted exactly {length}"
 
 
 def file_constant_path(op: Op) -> Path | None:
@@ -164,14 +164,15 @@ def file_constants(c: Context) -> Iterator[Report]:
             continue
         if not file.is_absolute():
             yield NOTE, op.place, f"{file} is looked up in the folder that atc runs in"
-        yield from _file_range(op, (c.folder or Path()) / file, _nbytes(desc))
+        yield from _file_range(c, op, (c.folder or Path()) / file, _nbytes(desc))
 
 
-def _file_range(op: Op, file: Path, wanted: int | None) -> Iterator[Report]:
+def _file_range(c: Context, op: Op, file: Path, wanted: int | None) -> Iterator[Report]:
     offset, length = op.attr("offset").i, op.attr("length").i
     if length and length != wanted:
         yield ERROR, op.place, f"length {length}, wanted {wanted} bytes"
-    if not file.is_file():
+    size = c.file_size(file)
+    if size is None:
         yield ERROR, op.place, f"no weight file {file}"
-    elif offset + (wanted or 0) > file.stat().st_size:
-        yield ERROR, op.place, f"bytes {offset}..{offset + (wanted or 0)} of a file of {file.stat().st_size}"
+    elif offset + (wanted or 0) > size:
+        yield ERROR, op.place, f"bytes {offset}..{offset + (wanted or 0)} of a file of {size}"

@@ -48,6 +48,10 @@ def whole(low: int, high: int, *shape: int) -> Array:
     return RNG.integers(low, high, shape)
 
 
+def small(*shape: int) -> Array:
+    return whole(-100, 100, *shape).astype(np.int8)
+
+
 def ints(*numbers: int) -> Array:
     return np.array(numbers, np.int64)
 
@@ -83,6 +87,14 @@ CASES = [
     Case("Softmax", [real(2, 5)], {"axis": -1}),
     Case("QuantizeLinear", [real(3, 4), positive(4), whole(-5, 5, 4).astype(np.int8)], {"axis": 1}),
     Case("QuantizeLinear", [real(6) * 90, scalar(0.5), np.array(7, np.uint8)]),
+    Case("QuantizeLinear", [real(6) * 90, scalar(0.5)], {"output_dtype": TensorProto.INT8}, 21),
+    Case("DequantizeLinear", [whole(-9999, 9999, 3, 4).astype(np.int32), positive(4)], {"axis": 1}, 21),
+    Case("MatMulInteger", [small(2, 3, 4), small(4, 5)]),
+    Case("MatMulInteger", [whole(0, 255, 3, 4).astype(np.uint8), small(4, 5), np.array(7, np.uint8), small(5)]),
+    Case("QLinearMatMul", [small(3, 4), scalar(0.5), np.array(3, np.int8), small(4, 5), scalar(0.25),
+                           np.array(-1, np.int8), scalar(9.7), np.array(5, np.int8)]),
+    Case("DynamicQuantizeLinear", [real(3, 4)], outputs=3),
+    Case("DynamicQuantizeLinear", [positive(3, 4)], outputs=3),
     Case("DequantizeLinear", [whole(-9, 9, 3, 4).astype(np.int8), positive(3), whole(-5, 5, 3).astype(np.int8)],
          {"axis": 0}, 21),
     Case("Identity", [real(2)]),
@@ -245,6 +257,9 @@ def test_movement_moves_any_content() -> None:
          Unsupported),
         (lambda: by_table(Case("Div", [ints(3), ints(0)])), Unsupported),
         (lambda: by_table(Case("Mod", [ints(3), ints(0)])), Unsupported),
+        (lambda: by_table(Case("MatMulInteger", [small(2, 3), small(4, 5)])), Conflict),
+        (lambda: by_table(Case("QuantizeLinear", [real(4), positive(2)], {"block_size": 2}, 21)), Unsupported),
+        (lambda: by_table(Case("DequantizeLinear", [small(4), positive(2)], {"block_size": 2}, 21)), Unsupported),
         (lambda: by_table(Case("Pad", [real(3), ints(1, 1)], {"mode": "reflect"})), Unsupported),
     ],
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import ml_dtypes
@@ -207,8 +208,23 @@ class TestGraph:
 
     def test_the_name_of_netoutput_is_kept_free(self) -> None:
         b = GraphBuilder()
-        model = build(b, b.Sqrt(b.data("NetOutput", "float32", (2,))))
-        assert model.root.nodes[0].name == "NetOutput_1"
+        model = build(b, b.Sqrt(b.data("x", "float32", (2,)), name="NetOutput"))
+        assert [node.name for node in model.root.nodes] == ["x", "NetOutput_1", "NetOutput"]
+
+    @pytest.mark.parametrize("name", ["x", "x?", "NetOutput", "node"])
+    def test_an_inputs_name_is_never_changed_silently(self, name: str) -> None:
+        b = GraphBuilder()
+        b.Sqrt(b.data("x", "float32", (2,)), name="node")
+        b.data("x_", "float32", (2,))
+        for add in (b.data, b.ref_data):
+            with pytest.raises(BadUsage, match=re.escape(f"a graph input's name is taken; found {name}")):
+                add(name, "float32", (2,))
+        assert b.free_name(name) not in ("x", "x_", "NetOutput", "node")
+
+    @pytest.mark.parametrize("shape", [("2",), 5, (1.5,), "ab"])
+    def test_a_shape_is_a_list_of_whole_numbers(self, shape: Any) -> None:
+        with pytest.raises(BadUsage, match="a shape is not a list of dims"):
+            GraphBuilder().data("x", "float32", shape)
 
     def test_outputs_carry_their_names(self) -> None:
         b = GraphBuilder()

@@ -178,6 +178,9 @@ class TestBadArguments:
         [
             ({"y": (1,)}, "no such graph input; found y, wanted in0, in1"),
             ({"in0": (2, 3)}, "another rank"),
+            ({"in0": (2, "b", 4)}, "input_shapes in0: a shape is not a list of dims"),
+            ({"in0": 7}, "input_shapes in0: a shape is not a list of dims"),
+            ({"in0": (2, -3, 4)}, "a dim that is none"),
             ({"in0": (0, 3, 4), "in1": (1, 1, 1)}, "GE takes no empty input"),
         ],
     )

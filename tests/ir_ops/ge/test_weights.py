@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import onnx_ir as ir
 import pytest
 from onnx import helper
 
-from ir_ops.errors import BadUsage
+from ir_ops.errors import BadUsage, KvfuseError
 from ir_ops.ge import ExportResult, export, read, run, validate
 from ir_ops.ge.validator import errors
 from tests.ir_ops.ge.onnx_models import make_model, tensor
@@ -60,7 +61,7 @@ def test_references_into_the_external_data_above_the_limit(external: Path, tmp_p
     assert [node.name for node in nodes] == ["w1", "w2"]
     assert {node.value("location") for node in nodes} == {str(external.parent / "m.data")}
     assert len({node.value("offset") for node in nodes}) == 2
-    assert result.weight_file is None
+    assert result.weight_files == []
     assert_right(result)
 
 
@@ -75,7 +76,7 @@ def test_external_data_is_not_read(external: Path, tmp_path: Path, monkeypatch: 
 
 def test_weights_in_memory_get_a_file_of_their_own(tmp_path: Path) -> None:
     result = export(small_model(), tmp_path / "m.air", weights="external")
-    assert result.weight_file == tmp_path / "m.weights"
+    assert result.weight_files == [tmp_path / "m.weights"]
     nodes = {node.name: node for node in read(tmp_path / "m.air").root.of_type("FileConstant")}
     assert (nodes["w1"].value("offset"), nodes["w2"].value("offset")) == (0, 4096)
     assert_right(result)
@@ -84,6 +85,53 @@ def test_weights_in_memory_get_a_file_of_their_own(tmp_path: Path) -> None:
 def test_weights_in_memory_without_an_output_path() -> None:
     with pytest.raises(BadUsage, match="weights in memory do not fit into the file"):
         export(small_model(), weights="external")
+
+
+def test_one_file_for_every_weight(external: Path, tmp_path: Path) -> None:
+    (tmp_path / "m_weights").mkdir()
+    (tmp_path / "m_weights" / "of_an_earlier_export").touch()
+    result = export(external, tmp_path / "m.air", weights="file-per-tensor")
+    assert [path.name for path in result.weight_files] == ["00000_w1", "00001_w2"]
+    assert sorted(path.name for path in (tmp_path / "m_weights").iterdir()) == ["00000_w1", "00001_w2"]
+    assert (tmp_path / "m_weights" / "00001_w2").read_bytes() == W2.tobytes()
+    assert_right(result)
+    moved = shutil.copytree(tmp_path, tmp_path.parent / "elsewhere")
+    (external.parent / "m.data").unlink()
+    np.testing.assert_allclose(run(moved / "m.air", {"x": X})["y"], WANTED, rtol=1e-5)
+
+
+def test_no_file_grows_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ir_ops.ge.convert.weights.FILE_LIMIT", 5000)
+    result = export(small_model(), tmp_path / "m.air", weights="external")
+    assert [path.name for path in result.weight_files] == ["m.weights", "m.weights1"]
+    assert_right(result)
+
+
+@pytest.mark.parametrize(
+    ("data", "air"), [("m.weights", "m.air"), ("m_weights/0", "m.air"), ("m.weights1", "m.air"), ("m.air", "m.air")]
+)
+def test_the_models_own_weights_are_never_overwritten(data: str, air: str, tmp_path: Path) -> None:
+    (tmp_path / "m_weights").mkdir()
+    onnx.save(small_model(), tmp_path / "m.onnx", save_as_external_data=True, location=data, size_threshold=0)
+    before = (tmp_path / data).read_bytes()
+    with pytest.raises(BadUsage, match="would overwrite the model's weights"):
+        export(tmp_path / "m.onnx", tmp_path / air)
+    assert (tmp_path / data).read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "m", "m.AIR"])
+def test_the_file_is_called_air(name: str, tmp_path: Path) -> None:
+    with pytest.raises(BadUsage, match=r"a GE IR file is called NAME.air.*write to m.air"):
+        export(small_model(), tmp_path / name)
+
+
+def test_a_weight_file_that_ends_early_leaves_nothing_behind(external: Path, tmp_path: Path) -> None:
+    data = external.parent / "m.data"
+    data.write_bytes(data.read_bytes()[:-600])
+    for mode in ("inline", "file-per-tensor"):
+        with pytest.raises(KvfuseError):
+            export(external, tmp_path / "m.air", weights=mode)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_inline_can_be_forced(external: Path, tmp_path: Path) -> None:
