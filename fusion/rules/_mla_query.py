@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +18,7 @@ from fusion.facts.symbolic import Symbolic
 from fusion.facts.terms import Unreadable
 from fusion.rules._mla_contraction import Absorbed, Contraction, NotAbsorbed, contractions, read_absorbed
 from fusion.rules._mla_product import Moved, Product, moved_forward, product_of, readers_of, source_of, views_behind
-from fusion.rules._mla_rope import find_rope, reaches_table
+from fusion.rules._mla_rope import find_rope, reaches_table, rotated_values
 
 
 @dataclass
@@ -76,12 +77,17 @@ class Skeletons:
         return list(found.values())
 
 
+Settled = Callable[[list[ir.Value]], Probe]
+"""Makes a probe under which values evaluate."""
+
+
 def find_query(
-    view: GraphView, probe: Probe, skeletons: list[Skeleton], rope_width: int, tables: set[int]
+    view: GraphView, settled: Settled, skeletons: list[Skeleton], rope_width: int, tables: set[int]
 ) -> Found | None:
     """The query among normed projections of the hidden states; None where nothing looks like one.
 
     Args:
+        settled: makes trial sizes for the values looked at.
         rope_width: Dr.
         tables: ids of the values that cos and sin of the key come from.
 
@@ -93,7 +99,7 @@ def find_query(
         for up, factor in _ups(view, skeleton.norm):
             moved = moved_forward(view, up.out)
             try:
-                found = _complete(view, probe, skeleton, up, moved, rope_width, tables)
+                found = _complete(view, settled, skeleton, up, moved, rope_width, tables)
             except Refused as refused:
                 reason = reason or refused
                 continue
@@ -118,10 +124,21 @@ def _ups(view: GraphView, norm: NormFact) -> list[tuple[Product, float]]:
 
 
 def _complete(
-    view: GraphView, probe: Probe, skeleton: Skeleton, up: Product, moved: list[Moved], width: int, tables: set[int]
+    view: GraphView,
+    settled: Settled,
+    skeleton: Skeleton,
+    up: Product,
+    moved: list[Moved],
+    width: int,
+    tables: set[int],
 ) -> Found | None:
     """Finds the absorbed and the rotated part behind one up-projection."""
     rotates = reaches_table(view, moved, tables)
+    contracting = [node for node, _ in readers_of(moved) if node.op_type in ("MatMul", "Einsum", "Mul")]
+    if not contracting and not rotates:
+        return None
+    targets = [item.value for item in moved] + [node.outputs[0] for node in contracting]
+    probe = settled(targets + rotated_values(view, moved))
     reason: Refused | None = None
     for node, item in readers_of(moved):
         for made in contractions(view, node, item.value, probe):

@@ -253,4 +253,3 @@ def _behind(view: GraphView, value: ir.Value | None) -> ir.Value | None:
 def table_sources(view: GraphView, values: list[ir.Value]) -> set[int]:
     """Ids of cos and sin as :func:`reaches_table` sees them."""
     return {id(item) for value in values if (item := _behind(view, value)) is not None}
-
