@@ -12,6 +12,7 @@ from fusion.emit import Emitter
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import GraphView
 from fusion.facts.probe import Probe
+from fusion.reduction import NONE, Reduction
 from fusion.result import Refusal
 
 BLOCK = 10
@@ -53,6 +54,7 @@ class Candidate:
         assumptions, notes: for the report.
         attrs: attributes of the fused node.
         size: that of the rule.
+        reduction: hidden sizes that the proof takes smaller.
     """
 
     op: str
@@ -71,6 +73,7 @@ class Candidate:
     notes: list[str] = field(default_factory=list)
     attrs: Mapping[str, Any] = field(default_factory=dict)
     size: int = BLOCK
+    reduction: Reduction = NONE
 
 
 EmitterFactory = Callable[[str], Emitter]

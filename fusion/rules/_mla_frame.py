@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ from fusion.facts.settle import settle, start_sizes
 from fusion.facts.sizes import Sizes
 from fusion.facts.symbolic import Symbolic
 from fusion.facts.written import WrittenView
+from fusion.reduction import MATRIX_LIMIT, Reduction, small_sizes
 from fusion.region import closure
 from fusion.rules import _cache_op as common
 from fusion.rules._mla_product import Product
@@ -225,6 +227,32 @@ class Frame:
         return {id(value) for value in self.feeds()}
 
     # trial sizes --------------------------------------------------------------------------------------------------
+
+    def reduction(self) -> Reduction:
+        """He and Hcq are taken smaller where weights are large; every other size is the graph's own."""
+        site, query = self.site, self.site.query
+        hidden, rank = self.shape(site.tokens)[-1], len(self.down_columns.columns[0])
+        large = []
+        axes: dict[int, tuple[int, ...]] = {}
+        if any(math.prod(self.shape(made.weight)) > MATRIX_LIMIT for made in site.products if made is not query.up):
+            large.append(hidden)
+        own = self.down_columns.width == rank and not isinstance(query.skeleton.norm.count, ir.Value)
+        if own and math.prod(self.shape(query.up.weight)) > MATRIX_LIMIT:
+            large.append(rank)
+        summed = {id(query.contraction.weight): self.absorbed[0].order[-2]}
+        front = {id(node): node for node in closure([made.out for made in site.products], self.stops())}
+        used = {size for node in self.region for item in node.outputs for size in self.trials[0].shape(item) or ()}
+        for made in site.products:
+            rows, columns = (1, 0) if made.turned else (0, 1)
+            summed[id(made.weight)] = rows
+            axes[id(made.weight)] = (rows, columns) if made.out is query.skeleton.down.out and own else (rows,)
+        axes[id(site.tokens)] = (len(self.shape(site.tokens)) - 1,)
+        gamma = query.skeleton.norm.gamma
+        if gamma is not None and own:
+            axes[id(gamma)] = (len(self.shape(gamma)) - 1,)
+        behind = {id(item) for node in self.region if id(node) not in front for item in node.inputs}
+        constants = {id(item) for node in front.values() for item in node.inputs if item is not None}
+        return Reduction(small_sizes(large, used), axes, summed, frozenset(constants - behind - self.stops()))
 
     def own_probes(self) -> list[Probe]:
         return self.trials

@@ -65,6 +65,7 @@ def build(facts: Facts, new_emitter: EmitterFactory, site: Site, operator: Opera
         notes=made.notes,
         attrs=attrs,
         size=RULE_SIZE,
+        reduction=frame.reduction(),
     )
 
 
