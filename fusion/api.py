@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from typing import get_args
 
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
@@ -14,6 +15,7 @@ from fusion.model_io import ModelLike, Weights, load, save
 from fusion.normalise import unroll_sequences
 from fusion.result import FusionResult, Site
 from fusion.rules import all_rules
+from fusion.surgery.packing import Pack
 from ir_ops.declaration import PRODUCTS
 from ir_ops.errors import BadUsage
 from ir_ops.onnx_carry import carry_functions
@@ -29,6 +31,7 @@ def fuse(
     strict_slots: bool = False,
     functions: bool = True,
     weights: Weights = "share",
+    pack: Pack = "auto",
 ) -> FusionResult:
     """Replaces spelled-out attention preambles by fused operators, each proven first.
 
@@ -40,6 +43,8 @@ def fuse(
         strict_slots: refuse sites whose graph would write for a slot of -1 where the operator skips.
         functions: carry the operators' bodies in standard ONNX operators, so that any runtime can run the model.
         weights: where external weights go when ``out`` is in another folder.
+        pack: projections of one value that an operator wants as one: ``always`` as one product by rewritten weights,
+            ``never`` (joined by a Concat), or ``auto``, by what packing would rewrite (:mod:`fusion.surgery.packing`).
 
     Returns:
         The fused model (an ``onnx_ir.Model`` for one, else a ``ModelProto``), sites, refusals, timings and counts.
@@ -48,7 +53,7 @@ def fuse(
         BadModel: the model cannot be read or is not valid.
         BadUsage: an unknown product or operator name.
     """
-    options = check_options(product, only, strict_slots)
+    options = check_options(product, only, strict_slots, pack)
     started = time.perf_counter()
     loaded = load(model)
     timings = {"load": time.perf_counter() - started}
@@ -105,18 +110,18 @@ def fuse_in_place(model: ir.Model, options: Options, *, functions: bool = True) 
     _prepare(model)
     found = find(model, options)
     started = time.perf_counter()
-    sites = apply(model, found)
+    sites = apply(model, found, options.pack)
     if functions and sites:
         carry_functions(model)
     found.timings["rewrite"] = time.perf_counter() - started
     return sites, found
 
 
-def check_options(product: str, only: Sequence[str], strict_slots: bool) -> Options:
+def check_options(product: str, only: Sequence[str], strict_slots: bool, pack: Pack = "auto") -> Options:
     """Options of the engine.
 
     Raises:
-        BadUsage: an unknown product, or an operator that no rule fuses to.
+        BadUsage: an unknown product or way of packing, or an operator that no rule fuses to.
     """
     if product not in PRODUCTS:
         raise BadUsage("unknown product", found=product, wanted=" | ".join(PRODUCTS))
@@ -126,7 +131,9 @@ def check_options(product: str, only: Sequence[str], strict_slots: bool) -> Opti
         if name not in fused:
             what = "no rule fuses to this operator" if name in OPS else "unknown operator"
             raise BadUsage(what, found=name, wanted=" | ".join(fused))
-    return Options(product, only, strict_slots)
+    if pack not in get_args(Pack):
+        raise BadUsage("unknown way to pack projections", found=repr(pack), wanted=" | ".join(get_args(Pack)))
+    return Options(product, only, strict_slots, pack)
 
 
 def _prepare(model: ir.Model) -> None:

@@ -14,6 +14,7 @@ from fusion.facts.graph import GraphView
 from fusion.facts.probe import Probe
 from fusion.reduction import NONE, Reduction
 from fusion.result import Refusal
+from fusion.surgery.packing import Join
 
 BLOCK = 10
 """Operators below this size are building blocks: where one does not fit, another one of them may."""
@@ -53,8 +54,10 @@ class Candidate:
         stand_ins: values of the region whose shape is asked for, and a value outside of the same shape.
         assumptions, notes: for the report.
         attrs: attributes of the fused node.
+        joins: projections that the new nodes lay side by side, which may be packed into one.
         size: that of the rule.
         reduction: hidden sizes that the proof takes smaller.
+        draws: id of a feed -> what the proof feeds it: ``sums`` (int32 data, no structure) or ``scale`` (never 0).
     """
 
     op: str
@@ -72,8 +75,10 @@ class Candidate:
     assumptions: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     attrs: Mapping[str, Any] = field(default_factory=dict)
+    joins: list[Join] = field(default_factory=list)
     size: int = BLOCK
     reduction: Reduction = NONE
+    draws: Mapping[int, str] = field(default_factory=dict)
 
 
 EmitterFactory = Callable[[str], Emitter]

@@ -30,6 +30,10 @@ class Emitter:
         self.copied: set[int] = set()
         """Ids of values whose content went into new constants."""
 
+    def beside(self) -> Emitter:
+        """Another collector that gives names of the same prefix."""
+        return Emitter(self.prefix, self._taken)
+
     def name(self, part: str) -> str:
         """A new unique name."""
         name, number = f"{self.prefix}/{part}", 1

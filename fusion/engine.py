@@ -17,6 +17,8 @@ from fusion.facts.types import clear_types, fill_types
 from fusion.proof import Disproved, Prover
 from fusion.result import ASSUMPTIONS_KEY, Proof, Refusal, Site
 from fusion.rules import all_rules
+from fusion.surgery import packing
+from fusion.surgery.packing import Pack
 from ir_ops.declaration import TensorSpec
 from ir_ops.ops import DOMAIN, DOMAIN_VERSION, OPS
 
@@ -29,11 +31,13 @@ class Options:
         product: whose limits count.
         only: operator names to consider; empty for all.
         strict_slots: refuse sites that rely on slots not being negative.
+        pack: whether projections that an operator wants side by side become one.
     """
 
     product: str = "generic"
     only: tuple[str, ...] = ()
     strict_slots: bool = False
+    pack: Pack = "auto"
 
 
 @dataclass
@@ -212,21 +216,38 @@ def site_of(candidate: Candidate, proof: Proof, removed: int) -> Site:
     )
 
 
-def apply(model: ir.Model, found: Found) -> list[Site]:
-    """Puts all proven candidates into the graph, in place, and removes what nobody reads any more."""
+def apply(model: ir.Model, found: Found, pack: Pack = "auto") -> list[Site]:
+    """Puts all proven candidates into the graph, in place, and removes what nobody reads any more.
+
+    Args:
+        pack: whether projections that fused operators want side by side are packed into one.
+    """
     graph = model.graph
-    clear_types(found.typed)
+    # what fused nodes read and deliver keeps its type: their bodies are made for it
+    needed = {id(item) for candidate, _ in found.proven for node in candidate.emitter.nodes for item in node.inputs}
+    clear_types([value for value in found.typed if id(value) not in needed])
     for candidate, _ in found.proven:
         _insert(graph, candidate, found.order)
     removed = {id(candidate): len(candidate.region) for candidate, _ in found.proven}
     if found.proven:
         model.opset_imports.setdefault(DOMAIN, DOMAIN_VERSION)
+        # in order, so that what only removed nodes read goes in the same pass
+        graph.sort()
         RemoveUnusedNodesPass()(model)
+        if _pack(graph, [candidate for candidate, _ in found.proven], pack):
+            RemoveUnusedNodesPass()(model)
         alive = {id(node) for node in graph.all_nodes()}
         for candidate, _ in found.proven:
             removed[id(candidate)] = sum(id(node) not in alive for node in candidate.region)
-        graph.sort()
     return [site_of(candidate, proof, removed[id(candidate)]) for candidate, proof in found.proven]
+
+
+def _pack(graph: ir.Graph, candidates: list[Candidate], how: Pack) -> bool:
+    """Packs projections and notes it with the sites; whether there was anything to decide."""
+    joins = [(candidate, join) for candidate in candidates for join in candidate.joins]
+    for (candidate, _), note in zip(joins, packing.pack(graph, [join for _, join in joins], how), strict=True):
+        candidate.notes.append(note)
+    return bool(joins)
 
 
 def _insert(graph: ir.Graph, candidate: Candidate, order: dict[int, int]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 import onnx_ir as ir
 
+from fusion.packed import PackedTensor
 from ir_ops.errors import BadModel, BadUsage
 
 _ALIGN_FROM, _ALIGNMENT = 2**20, 4096
@@ -211,10 +212,18 @@ def write_weights(tensors: list[ir.TensorProtocol], part: Path, name: str) -> di
                 if tensor.nbytes >= _ALIGN_FROM:
                     file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
                 written[key] = file.tell()
-                _copy_range(tensor, file) if external else file.write(tensor.tobytes())  # type: ignore[arg-type]
+                _copy_range(tensor, file) if external else _write(tensor, file)  # type: ignore[arg-type]
             replaced[id(tensor)] = external_like(tensor, name, written[key])  # type: ignore[arg-type]
         file.truncate(max(file.tell(), 1))  # an empty file cannot be mapped
     return replaced
+
+
+def _write(tensor: ir.TensorProtocol, file: BinaryIO) -> None:
+    """A packed tensor goes block by block."""
+    if isinstance(tensor, PackedTensor):
+        tensor.tofile(file)
+    else:
+        file.write(tensor.tobytes())
 
 
 def _copy_range(tensor: ir.ExternalTensor, file: BinaryIO) -> None:

@@ -38,6 +38,7 @@ from fusion.external import (
     write_weights,
 )
 from fusion.model_check import check_proto
+from fusion.packed import stored_outside
 from ir_ops.errors import BadModel, BadUsage
 from ir_ops.files import replacing
 
@@ -293,11 +294,12 @@ def save(
         model = loaded.model
     found = list(slots(model))
     external = [slot.tensor for slot in found if isinstance(slot.tensor, ir.ExternalTensor)]
-    guard_weights(target, external)
+    read = [source for slot in found for source in stored_outside(slot.tensor)]
+    guard_weights(target, read)
     to_write: list[ir.TensorProtocol] = list(external) if weights == "copy" else []
     to_write += _too_large(found, inline_limit, beside_external=bool(external))
     replaced, notes = shared(external, target) if weights == "share" else ({}, [])
-    data = free_name(target, external) if to_write else None
+    data = free_name(target, read) if to_write else None
     with ExitStack() as files:
         part = files.enter_context(replacing(target))
         if data is not None:
@@ -336,12 +338,14 @@ def _write_proto(proto: onnx.ModelProto, part: Path, target: Path) -> None:
 
 
 def _too_large(slots: list[Slot], limit: int | None, *, beside_external: bool) -> list[ir.TensorProtocol]:
-    """New tensors that must leave the model file: all but the small ones, once they exceed the limit together."""
+    """New tensors that must leave the model file: all but the small ones, once they exceed the limit together.
+
+    What is made of external weights goes outside in any case: it is streamed there.
+    """
     if limit is None:
         limit = INLINE_LIMIT_BESIDE_EXTERNAL if beside_external else INLINE_LIMIT
     inside = [
         s.tensor for s in slots if s.initializer and not isinstance(s.tensor, (ir.ExternalTensor, ir.StringTensor))
     ]
-    if sum(tensor.nbytes for tensor in inside) <= limit:
-        return []
-    return [tensor for tensor in inside if tensor.nbytes >= _SMALL]
+    over = sum(tensor.nbytes for tensor in inside) > limit
+    return [tensor for tensor in inside if tensor.nbytes >= _SMALL and (over or stored_outside(tensor))]

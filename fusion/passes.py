@@ -12,13 +12,14 @@ import onnx_ir as ir
 from fusion.api import check_options, fuse
 from fusion.defusing import defuse
 from fusion.result import FusionResult
+from fusion.surgery.packing import Pack
 
 
 class FusionPass(ir.passes.FunctionalPass):
     """:func:`fusion.fuse` as a pass: returns a new model and leaves its input as it was.
 
     Args:
-        product, only, strict_slots, functions: as of :func:`fusion.fuse`.
+        product, only, strict_slots, functions, pack: as of :func:`fusion.fuse`.
 
     Attributes:
         result: sites, refusals and timings of the last call; None before the first.
@@ -29,10 +30,17 @@ class FusionPass(ir.passes.FunctionalPass):
     """
 
     def __init__(
-        self, *, product: str = "generic", only: Sequence[str] = (), strict_slots: bool = False, functions: bool = True
+        self,
+        *,
+        product: str = "generic",
+        only: Sequence[str] = (),
+        strict_slots: bool = False,
+        functions: bool = True,
+        pack: Pack = "auto",
     ) -> None:
         super().__init__()
-        check_options(product, only, strict_slots)
+        check_options(product, only, strict_slots, pack)
+        self.pack: Pack = pack
         self.product, self.only, self.strict_slots, self.functions = product, only, strict_slots, functions
         self.result: FusionResult | None = None
 
@@ -43,6 +51,7 @@ class FusionPass(ir.passes.FunctionalPass):
             only=self.only,
             strict_slots=self.strict_slots,
             functions=self.functions,
+            pack=self.pack,
         )
         return ir.passes.PassResult(_ir(self.result), modified=bool(self.result.sites))
 

@@ -79,7 +79,7 @@ class Prover:
 
     def _run(self, candidate: Candidate) -> Proof:
         worst, own_worst, cases = 0.0, 0.0, 0
-        own = dtype_name(candidate.node.inputs[0])
+        own = _own_type(candidate)
         try:
             for probe, feeds in (*_cases(candidate), *self._fresh_case(candidate)):
                 worst = max(worst, self._compare(candidate, probe, feeds, wide=True))
@@ -143,9 +143,15 @@ def _stands_for(probes: list[Probe], sizes: tuple[int, ...], large: int) -> bool
     return all(probe.sizes.shrunk.dim(large) == size for probe, size in zip(probes, sizes, strict=True))
 
 
+def _own_type(candidate: Candidate) -> str:
+    """The float type that the site computes in: that of its first float operand."""
+    kinds = [dtype_name(item) for item in candidate.node.inputs if item is not None]
+    return next((kind for kind in kinds if "float" in kind), kinds[0])
+
+
 def _difference(candidate: Candidate, value: ir.Value, left: Array, right: Array, wide: bool) -> float:
     """The largest difference relative to the output's magnitude; raises Disproved beyond the bound."""
-    name, own = dtype_name(value), dtype_name(candidate.node.inputs[0])
+    name, own = dtype_name(value), _own_type(candidate)
     if left.dtype.kind in "iub":
         steps = np.abs(left.astype(np.int64) - right.astype(np.int64))
         limit, share = (0, 0.0) if name not in ("int8", "uint8") else (1, 1e-4 if wide else STEP_SHARE.get(own, 1e-3))
@@ -162,7 +168,8 @@ def _difference(candidate: Candidate, value: ir.Value, left: Array, right: Array
     a, b = left.astype(np.float64), right.astype(np.float64)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     size = np.abs(np.where(np.isfinite(a), a, 0)).max(initial=0.0)
-    gap = np.where(same, 0.0, np.abs(a - b))
+    with np.errstate(invalid="ignore"):
+        gap = np.where(same, 0.0, np.abs(a - b))
     worst = float(np.nan_to_num(gap, nan=np.inf).max(initial=0.0)) / (size or 1.0)
     bound = WIDE_BOUND if wide else OWN_BOUND.get(name, OWN_BOUND["float32"])
     if worst > bound:
@@ -184,7 +191,22 @@ def _cases(candidate: Candidate) -> Iterator[tuple[Probe, dict[int, Array]]]:
 
 
 def _feeds(candidate: Candidate, probe: Probe, rng: np.random.Generator, style: str) -> dict[int, Array]:
-    return {id(value): _feed(value, probe, rng, style, candidate.reduction) for value in candidate.feeds}
+    return {
+        id(value): _drawn(value, probe, rng, kind) if (kind := candidate.draws.get(id(value))) else
+        _feed(value, probe, rng, style, candidate.reduction)
+        for value in candidate.feeds
+    }  # fmt: skip
+
+
+def _drawn(value: ir.Value, probe: Probe, rng: np.random.Generator, kind: str) -> Array:
+    """Scales of the usual size, and sums of products of 8-bit numbers: of all magnitudes, as the scales are."""
+    shape = probe.shape(value)
+    if shape is None:
+        raise Unsupported(f"the shape of {value.name} is not known")
+    if kind == "scale":
+        return np.asarray(0.05 * np.exp(0.5 * rng.standard_normal(shape)))
+    sizes = np.exp(rng.uniform(0, np.log(20000), shape))
+    return np.asarray(np.rint(sizes * rng.choice([-1, 1], shape)), np.int32)
 
 
 def _feed(value: ir.Value, probe: Probe, rng: np.random.Generator, style: str, reduction: Reduction) -> Array:

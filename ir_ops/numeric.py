@@ -69,6 +69,11 @@ class Numeric(Protocol):
 
     def exp(self, x: Tensor) -> Tensor: ...
 
+    def log(self, x: Tensor) -> Tensor: ...
+
+    def size(self, x: Tensor) -> Dim:
+        """The only element of an int64 tensor ``[1]``, as a size."""
+
     def abs(self, x: Tensor) -> Tensor: ...
 
     def matmul(self, x: Tensor, y: Tensor) -> Tensor:
@@ -169,6 +174,13 @@ class NumpyNumeric:
     def exp(self, x: Array) -> Array:
         power: Array = np.exp(x)
         return power
+
+    def log(self, x: Array) -> Array:
+        power: Array = np.log(x)
+        return power
+
+    def size(self, x: Array) -> int:
+        return int(x[0])
 
     def abs(self, x: Array) -> Array:
         return np.abs(x)

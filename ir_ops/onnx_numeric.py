@@ -220,6 +220,12 @@ class OnnxNumeric:
     def exp(self, x: Value) -> Value:
         return self.node("Exp", [x], x.dtype, x.rank)
 
+    def log(self, x: Value) -> Value:
+        return self.node("Log", [x], x.dtype, x.rank)
+
+    def size(self, x: Value) -> Value:
+        return x
+
     def abs(self, x: Value) -> Value:
         return self.node("Abs", [x], x.dtype, x.rank)
 

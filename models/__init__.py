@@ -2,9 +2,9 @@
 
 :mod:`models.decoder` writes DeepSeek and Qwen decoders of any size, :mod:`models.architecture` has the published ones.
 
-The shipped graph: one layer of ``DeepseekV3ForCausalLM`` (transformers 5.24.0, interleaved rotation, random weights) exported by
-``torch.onnx.export(dynamo=True)`` of torch 2.13.0: opset 18, float16, static latent caches of 16 tokens. The sizes
-around attention are small; head and latent widths (512 + 64) are DeepSeek-V3's own.
+The shipped graph: one layer of ``DeepseekV3ForCausalLM`` (transformers 5.24.0, interleaved rotation, random weights)
+exported by ``torch.onnx.export(dynamo=True)`` of torch 2.13.0: opset 18, float16, static latent caches of 16 tokens.
+The sizes around attention are small; head and latent widths (512 + 64) are DeepSeek-V3's own.
 """
 
 from __future__ import annotations

@@ -350,13 +350,25 @@ bool ShapeContext::Dims(size_t input, std::vector<InferredDim>* dims) const {
   return info != nullptr && Succeeded(Runtime().GetDimensionsCount(info, &rank)) && rank > 0 && Dims(input, rank, dims);
 }
 
+namespace {
+
+// A name for a dim of which nothing is known: without one the runtime takes the size -1 for a fact.
+std::string UnknownDim() {
+  static std::atomic<unsigned> count{0};
+  return "kvfuse_unknown_" + std::to_string(count.fetch_add(1));
+}
+
+}  // namespace
+
 void ShapeContext::SetOutput(size_t output, const std::vector<InferredDim>& dims, int type) {
   std::vector<int64_t> sizes;
-  std::vector<const char*> symbols;
+  std::vector<std::string> names;
   for (const InferredDim& dim : dims) {
     sizes.push_back(dim.size);
-    symbols.push_back(dim.symbol.c_str());
+    names.push_back(dim.size < 0 && dim.symbol.empty() ? UnknownDim() : dim.symbol);
   }
+  std::vector<const char*> symbols;
+  for (const std::string& name : names) symbols.push_back(name.c_str());
   // The runtime calls one operator of a name for all its type combinations: the type is in the graph, not in us.
   const int like = declaration_.outputs[output].type_input;
   if (type == kUndefined) type = like < 0 ? declaration_.outputs[output].type : InputType(static_cast<size_t>(like));
@@ -373,9 +385,8 @@ void ShapeContext::CopyRefShapes() {
   for (size_t output = 0; output < declaration_.outputs.size; ++output) {
     const int input = declaration_.outputs[output].ref_input;
     if (input < 0) continue;
-    const OrtTensorTypeAndShapeInfo* info = Info(static_cast<size_t>(input));
-    if (Given(static_cast<size_t>(input)))
-      Require(Runtime().ShapeInferContext_SetOutputTypeShape(context_, output, info));
+    std::vector<InferredDim> dims;
+    if (Dims(static_cast<size_t>(input), &dims)) SetOutput(output, dims);
   }
 }
 

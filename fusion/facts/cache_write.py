@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 import onnx_ir as ir
 
 from fusion.facts.graph import GraphView
@@ -38,6 +39,7 @@ class CacheWrite:
         updates: values whose elements are written, in tag order.
         order: memory order of :mod:`ir_ops.layout`.
         slots: the slot value and its meaning.
+        run: where each batch entry's rows begin, when they are one run; None when ``slots`` is that already.
         negative: what the graph does with slot -1: ``skips``, ``wraps`` (writes somewhere) or ``unknown``.
         probes: per probe, the evaluated form.
     """
@@ -46,6 +48,7 @@ class CacheWrite:
     updates: tuple[ir.Value, ...]
     order: str
     slots: Slots
+    run: Slots | None = None
     negative: str = "unknown"
     probes: list[WrittenView] = field(default_factory=list)
 
@@ -98,8 +101,21 @@ def read_write(view: GraphView, spine: Spine) -> CacheWrite | NotAWrite:
         probes = _page_probes(agreed) if slots.form == "block" else agreed[: len(SEEDS)]
         if probes:
             negative = with_negative_slots(view, spine, slots, probes[0])
-            return CacheWrite(spine, read[0].updates, here.geometry.order, slots, negative, probes)
+            run = None if slots.start else _run(read[: len(SEEDS)], probes)
+            return CacheWrite(spine, read[0].updates, here.geometry.order, slots, run, negative, probes)
     return NotAWrite(spine.cache, spine.out, "write-layout", "the trial sizes read different layouts")
+
+
+def _run(trials: list[_Trial], agreed: list[WrittenView]) -> Slots | None:
+    """The given value that says where runs start, when that predicts the same rows."""
+    order = agreed[0].geometry.order
+    for slots in (slots for slots, _ in sorted(trials[0].matches, key=_preference) if slots.start):
+        seen = [item for trial in trials if (item := trial.view_of(slots, order)) is not None]
+        if len(seen) == len(agreed) and all(
+            np.array_equal(item.source, other.source) for item, other in zip(seen, agreed, strict=True)
+        ):
+            return slots
+    return None
 
 
 def _page_probes(agreed: list[WrittenView]) -> list[WrittenView]:

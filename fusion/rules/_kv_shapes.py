@@ -20,7 +20,7 @@ class Frame(Protocol):
     emit: Emitter
     region: list[ir.Node]
 
-    def own_probes(self) -> list[Probe]: ...
+    def own_probes(self) -> Sequence[Probe]: ...
 
 
 Pairs = list[tuple[ir.Value, ir.Value]]

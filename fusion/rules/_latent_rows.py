@@ -16,7 +16,6 @@ from fusion.facts.parameters import Part
 from fusion.facts.probe import Probe
 from fusion.facts.rows import Row
 from fusion.facts.same_slots import same_slots
-from fusion.facts.spine import half_written_readers, old_content_readers
 from fusion.facts.symbolic import Symbolic
 
 
@@ -87,31 +86,6 @@ def _projection_input(value: ir.Value) -> ir.Value | None:
             return None
         value = first
     return None
-
-
-def refuse_aliases(write: CacheWrite) -> None:
-    readers = old_content_readers(write.spine)
-    if readers:
-        node = readers[0]
-        raise Refused(
-            "alias-second-reader",
-            f"the old content of {write.cache.name} has no other reader",
-            f"read by {node.op_type} {node.name or node.outputs[0].name}",
-            "only the write",
-            "read the updated cache instead",
-            write.cache,
-        )
-    if write.cache.is_graph_output():
-        raise Refused(
-            "alias-second-reader", f"the old content of {write.cache.name} has no other reader",
-            "it is a graph output", "only the write", "drop the output", write.cache,
-        )  # fmt: skip
-    for value, node in half_written_readers(write.spine):
-        raise Refused(
-            "alias-second-reader", f"{write.cache.name} is written in place and read in its final form only",
-            f"{value.name} is read by {node.op_type} {node.name or node.outputs[0].name}", "the updated cache",
-            "read the updated cache instead", value,
-        )  # fmt: skip
 
 
 def through_norm(view: GraphView, row: Row, norm: NormFact) -> list[Part]:

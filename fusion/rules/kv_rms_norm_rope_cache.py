@@ -14,9 +14,10 @@ from fusion.facts.parameters import Reason
 from fusion.facts.rows import Row, read_row, with_heads
 from fusion.facts.write_map import NotAWrite
 from fusion.result import Refusal
+from fusion.rules import _cache_op as common
 from fusion.rules._kv_frame import Inputs
 from fusion.rules._kv_site import build
-from fusion.rules._latent_rows import gamma_columns, partner_of, refuse_aliases, slots_text, through_norm
+from fusion.rules._latent_rows import gamma_columns, partner_of, slots_text, through_norm
 from ir_ops.ops import OPS
 
 OP = "KvRmsNormRopeCache"
@@ -87,7 +88,7 @@ def _alone(facts: Facts, row: Row, any_key: bool) -> Refusal:
     place = facts.view.place(row.start, layer)
     fact = f"rows written to {row.write.cache.name}"
     try:
-        refuse_aliases(row.write)
+        common.refuse_aliases(row.write)
     except Refused as refused:
         return refused.refusal(facts.view, OP, row.write.out, layer)
     node = row.x.producer()
@@ -110,7 +111,7 @@ def _inputs(facts: Facts, key: Row, value: Row) -> Inputs:
             "a row per token of the batch in [B, N, S, D], or paged", "", key.write.out,
         )  # fmt: skip
     for write in (key.write, value.write):
-        refuse_aliases(write)
+        common.refuse_aliases(write)
     separate = key.norm is not None
     value = _same_heads(view, key, value)
     norm = key.norm if separate else value.norm

@@ -23,7 +23,8 @@ from fusion.facts.settle import inputs_behind, settle
 from fusion.facts.symbolic import Symbolic
 from fusion.facts.terms import Unreadable
 from fusion.result import Refusal
-from fusion.rules._latent_rows import gamma_columns, partner_of, refuse_aliases, slots_text, through_norm
+from fusion.rules import _cache_op as common
+from fusion.rules._latent_rows import gamma_columns, partner_of, slots_text, through_norm
 from fusion.rules._mla_frame import Site
 from fusion.rules._mla_product import Product, product_of, source_of, views_behind
 from fusion.rules._mla_query import Found, Skeletons, find_query, has_plain_query
@@ -142,7 +143,7 @@ def _site(facts: Facts, skeletons: Skeletons, key: Row, free: dict[int, _Normed]
             "[block_num, block_size, 1, D]", "", key.write.out,
         )  # fmt: skip
     for row in (key, value):
-        refuse_aliases(row.write)
+        common.refuse_aliases(row.write)
         heads = row.views[0].x.position.shape[1]
         if heads != 1:
             raise Refused("mla-heads", "all heads share one key row", f"{heads} heads", "1", "", row.write.cache)

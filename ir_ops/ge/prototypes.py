@@ -131,6 +131,7 @@ _ALWAYS: dict[str, frozenset[str]] = {
     "AscendDequant": frozenset({"dtype"}),
     "AscendQuantV2": frozenset({"dst_type"}),
     "DynamicQuant": frozenset({"dst_type"}),
+    "FusedInferAttentionScore": frozenset({"inner_precise"}),
 }
 _ALWAYS_BY_NAME = frozenset({"keep_dims", "epsilon", "N"})
 

@@ -151,8 +151,12 @@ def run(
     return results(custom_ort.run(session(proto), feeds))
 
 
+_GE_NAMES = {entry.onnx_name: entry.name for operator in OPS.values() for entry in operator.outputs}
+
+
 def results(outputs: Mapping[str, Array]) -> dict[str, Array]:
-    return {name.removesuffix("_out"): array for name, array in outputs.items()}
+    """By GE name what is named as in ONNX."""
+    return {_GE_NAMES.get(name, name): array for name, array in outputs.items()}
 
 
 def refusal(operator: str, inputs: Mapping[str, Array], attrs: Mapping[str, Any]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from pathlib import Path
 
 HELP = "fuse IN.onnx and write OUT.onnx; prints what was fused and what was not, and why"
 
@@ -19,6 +18,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     console.add_product(parser)
     parser.add_argument("--only", metavar="OP,..", type=console.names, default=(), help="fuse these operators only")
     console.add_weights(parser)
+    parser.add_argument(
+        "--pack",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="make one MatMul of the projections that an operator wants together, rewriting their weights; "
+        "auto: where they are small or in the model file",
+    )
     parser.add_argument(
         "--strict-slots",
         action="store_true",
@@ -42,19 +48,22 @@ def run(args: argparse.Namespace) -> int:
     if args.report is not None:
         console.report_kind(args.report)
         model_io.check_target(args.report)
+    loaded = model_io.load(args.input) if args.expect else None
     result = fuse(
-        args.input,
+        loaded.model if loaded is not None else args.input,
         None if args.expect else args.output,
         product=args.product,
         only=args.only,
         strict_slots=args.strict_slots,
         functions=not args.no_functions,
         weights=args.weights,
+        pack=args.pack,
     )
+    if loaded is not None:
+        result = dataclasses.replace(result, notes=(*loaded.notes, *result.notes))
     missed = console.unmet(result, args.expect)
     if args.expect and not missed:
-        folder = Path(args.input).parent
-        saved = model_io.save(result.model, args.output, folder=folder, weights=args.weights)
+        saved = model_io.save(result.model, args.output, weights=args.weights)
         result = dataclasses.replace(result, notes=(*result.notes, *saved.notes))
     if args.report is not None:
         console.write_report(result, args.report, args.input)

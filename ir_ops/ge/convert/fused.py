@@ -64,6 +64,12 @@ def _refuse(violations: Iterable[Violation], nearest: str) -> None:
             raise Unsupported(str(violation), nearest)
 
 
+def _lists(operator: Operator) -> tuple[str, ...]:
+    """Inputs that are lists in GE: one tensor each in the declarations."""
+    prototype = find(operator.name)
+    return prototype.dynamic_inputs if prototype is not None else ()
+
+
 def _converter(operator: Operator) -> Convert:
     def convert(n: NodeCall) -> Result:
         present = {entry.name: i for i, entry in enumerate(operator.inputs) if n.has(i)}
@@ -81,7 +87,8 @@ def _converter(operator: Operator) -> Convert:
             if entry.supplied and entry.name not in inputs:
                 buffer = _supplied(n, entry, present[entry.supplied], operator.infer(specs, attrs)[entry.name])
                 inputs[entry.name] = n.emit("TensorMove", {"x": buffer}, part=entry.name)
-        return n.emit_all(operator.name, inputs, attrs)
+        lists = _lists(operator)
+        return n.emit_all(operator.name, {key: [x] if key in lists else x for key, x in inputs.items()}, attrs)
 
     return convert
 

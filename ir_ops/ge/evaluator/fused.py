@@ -6,14 +6,15 @@ import numpy as np
 
 from ir_ops.dtypes import Array
 from ir_ops.ge.evaluator.registry import EvalCall, Evaluate, evaluates, narrow, wide
-from ir_ops.ge.infer.fused import declared_attrs
+from ir_ops.ge.infer.fused import declared_attrs, single
 from ir_ops.ops import OPS
 
 
 def _declared(call: EvalCall) -> dict[str, Array]:
     """An operator's reference; outputs it leaves undefined in a mode are zeros here."""
     attrs = declared_attrs(call.node.type, {name: attr.value for name, attr in call.node.attrs.items()})
-    made = OPS[call.node.type].reference(dict(call.inputs), attrs)
+    lists = {name: single(arrays, call.error, name) for name, arrays in call.dynamic.items()}
+    made = OPS[call.node.type].reference({**call.inputs, **lists}, attrs)
     for port in call.node.outputs:
         if port.name not in made and port.type.dtype is not None:
             made[port.name] = np.zeros([max(dim, 0) for dim in port.type.shape or ()], port.type.dtype.np)

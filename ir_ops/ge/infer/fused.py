@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
 from ir_ops.declaration import TensorSpec
 from ir_ops.dtypes import by_name
+from ir_ops.errors import BadInput
 from ir_ops.ge.infer.call import OpCall, Rule, infers
 from ir_ops.ge.model import TensorType
 from ir_ops.ops import OPS
+
+T = TypeVar("T")
 
 
 def to_spec(tensor: TensorType) -> TensorSpec:
@@ -29,9 +35,17 @@ def declared_attrs(op_type: str, attrs: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in attrs.items() if name in names and value is not None}
 
 
+def single(tensors: Sequence[T], error: Callable[..., BadInput], name: str) -> T:
+    """The one tensor of a list input: the declarations know no lists."""
+    if len(tensors) != 1:
+        raise error(f"{name} is a list of tensors", str(len(tensors)), "one tensor")
+    return tensors[0]
+
+
 def _declared(call: OpCall) -> dict[str, TensorType]:
     operator = OPS[call.op_type]
-    specs = {name: to_spec(tensor) for name, tensor in call.inputs.items()}
+    lists = {name: single(tensors, call.error, name) for name, tensors in call.dynamic.items()}
+    specs = {name: to_spec(tensor) for name, tensor in {**call.inputs, **lists}.items()}
     attrs = declared_attrs(call.op_type, dict(call.attrs))
     errors = [found for found in operator.check(specs, attrs) if found.severity == "error"]
     if errors:

@@ -1,0 +1,1 @@
+"""Changes to a graph beside the replacement of a site: rewriting what fused operators read."""
