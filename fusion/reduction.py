@@ -51,7 +51,7 @@ class Reduction:
         """A constant with the small sizes in place of those it names: itself, or one divided by it."""
         if key not in self.constants or array.size > LARGEST or not self.sizes:
             return array
-        changed = array.copy()
+        changed: Array = array.copy()
         for large, small in self.sizes.items():
             changed[array == large] = small
             if array.dtype.kind == "f":

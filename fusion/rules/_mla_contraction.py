@@ -73,7 +73,7 @@ def contractions(view: GraphView, node: ir.Node, data: ir.Value, probe: Probe) -
     if node.op_type == "Einsum":
         axes = _equation(str(view.attrs(node)["equation"]), len(shapes[0]), len(shapes[1]))
         found = [] if axes is None else [(node.outputs[0], axes)]
-    elif node.op_type == "MatMul" and min(map(len, shapes)) >= 2:
+    elif node.op_type == "MatMul" and min(len(shapes[0]), len(shapes[1])) >= 2:
         found = [(node.outputs[0], _matmul(len(shapes[0]), len(shapes[1])))]
     elif node.op_type == "Mul":
         found = _summed_product(view, node, len(shapes[0]), len(shapes[1]))
@@ -121,7 +121,7 @@ def _summed_product(view: GraphView, node: ir.Node, left: int, right: int) -> li
     """A product with broadcasting whose only use is a sum over one axis."""
     rank = max(left, right)
     letters = string.ascii_lowercase[:rank]
-    readers = uses(node.outputs[0])
+    readers = list(uses(node.outputs[0]))
     if len(readers) != 1 or readers[0][0].op_type != "ReduceSum" or readers[0][1] != 0:
         return []
     total = readers[0][0]

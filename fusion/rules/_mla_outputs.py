@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fusion.candidate import Refused
-from fusion.facts.graph import dtype_name, uses
+from fusion.facts.graph import dtype_name
 from fusion.rules._mla_frame import Frame
 from fusion.rules._mla_product import moved_operand
 from ir_ops.dtypes import Array
@@ -61,8 +61,6 @@ def normed_values(frame: Frame) -> list[ir.Value]:
         if value is query.skeleton.norm.y or node is None:
             break
         value = moved_operand(frame.view, node)
-        if value is not None and len(uses(value)) > 8:
-            break
     return found[::-1]
 
 

@@ -180,11 +180,15 @@ def _as_matmul(equation: str, parts: list[Array]) -> Array | None:
     def shaped(axes: str, part: Array, *groups: list[str]) -> Array:
         order = [axes.index(letter) for group in groups for letter in group]
         lead = [sizes[letter] for letter in batch]
-        return part.transpose(order).reshape(*lead, *(math.prod(sizes[letter] for letter in g) for g in groups[1:]))
+        joined = (math.prod(sizes[letter] for letter in group) for group in groups[1:])
+        result: Array = part.transpose(order).reshape(*lead, *joined)
+        return result
 
     product = np.matmul(shaped(left, parts[0], batch, rows, summed), shaped(right, parts[1], batch, summed, columns))
     made = batch + rows + columns
-    return product.reshape([sizes[letter] for letter in made]).transpose([made.index(letter) for letter in out])
+    shape, order = [sizes[letter] for letter in made], [made.index(letter) for letter in out]
+    result: Array = product.reshape(shape).transpose(order)
+    return result
 
 
 @computing("Softmax", lambda attrs, x: [x[0].shape])  # type: ignore[union-attr]
