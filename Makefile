@@ -38,7 +38,12 @@ sanitize: $(VENV)/.installed ## the kernel tests under AddressSanitizer and Unde
 	PYTHON=$(BIN)/python custom_ort/sanitize.sh
 
 RUNTIMES ?= 1.20.1 1.23.2
-compat: $(VENV)/.installed ## the kernel tests on older runtimes, with the library built above
+TORCH_NPU ?= 2.14.0
+compat: $(VENV)/.installed ## the kernel tests on older runtimes; GE files against the definition in a torch-npu wheel
+	test -n "$$(ls out/wheels/torch_npu-$(TORCH_NPU)-*.whl 2>/dev/null)" || $(BIN)/python -m pip download -q --no-deps \
+	  --only-binary :all: --python-version 3.11 --platform manylinux_2_28_x86_64 -d out/wheels torch-npu==$(TORCH_NPU)
+	KVFUSE_TORCH_NPU=$$(ls out/wheels/torch_npu-$(TORCH_NPU)-*.whl) \
+	  $(BIN)/python -m pytest -q tests/ir_ops/ge/test_independent_definition.py
 	for version in $(RUNTIMES); do \
 	  test -x $(VENV)-$$version/bin/python || $(PYTHON) -m venv $(VENV)-$$version; \
 	  $(VENV)-$$version/bin/python -m pip install -q --disable-pip-version-check "onnxruntime==$$version" \

@@ -231,15 +231,19 @@ def apply(model: ir.Model, found: Found, pack: Pack = "auto") -> list[Site]:
     removed = {id(candidate): len(candidate.region) for candidate, _ in found.proven}
     if found.proven:
         model.opset_imports.setdefault(DOMAIN, DOMAIN_VERSION)
-        # in order, so that what only removed nodes read goes in the same pass
-        graph.sort()
-        RemoveUnusedNodesPass()(model)
+        _tidy(model)
         if _pack(graph, [candidate for candidate, _ in found.proven], pack):
-            RemoveUnusedNodesPass()(model)
+            _tidy(model)
         alive = {id(node) for node in graph.all_nodes()}
         for candidate, _ in found.proven:
             removed[id(candidate)] = sum(id(node) not in alive for node in candidate.region)
     return [site_of(candidate, proof, removed[id(candidate)]) for candidate, proof in found.proven]
+
+
+def _tidy(model: ir.Model) -> None:
+    """Sorts the main graph and removes what nobody reads, which goes from the last node to the first."""
+    model.graph.sort()
+    RemoveUnusedNodesPass()(model)
 
 
 def _pack(graph: ir.Graph, candidates: list[Candidate], how: Pack) -> bool:

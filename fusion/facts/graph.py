@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Hashable, Iterable, Iterator
+from collections.abc import Container, Hashable, Iterator
 from typing import Any
 
 import numpy as np
@@ -285,7 +285,7 @@ def by_kind_float(tensor: ir.TensorProtocol) -> bool:
         return False
 
 
-def uses(value: ir.Value) -> Iterable[tuple[ir.Node, int]]:
+def uses(value: ir.Value) -> list[tuple[ir.Node, int]]:
     """(node, operand position) of each reader, subgraph readers included."""
     return [(use.node, use.idx) for use in value.uses()]
 

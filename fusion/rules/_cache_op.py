@@ -50,6 +50,11 @@ def refuse_aliases(write: CacheWrite) -> None:
         )  # fmt: skip
 
 
+def slots_text(write: CacheWrite) -> str:
+    """Slots and layout of a write, for messages."""
+    return f"{write.slots.value.name} ({write.slots.form}, {write.order})"
+
+
 def static_dims(value: ir.Value, dims: tuple[int, ...] | None = None) -> tuple[int | None, ...]:
     """Declared dims, None where they are symbolic."""
     declared = dims_of(value) or ()

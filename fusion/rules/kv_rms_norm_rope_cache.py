@@ -17,7 +17,8 @@ from fusion.result import Refusal
 from fusion.rules import _cache_op as common
 from fusion.rules._kv_frame import Inputs
 from fusion.rules._kv_site import build
-from fusion.rules._latent_rows import gamma_columns, partner_of, slots_text, through_norm
+from fusion.rules._latent_rows import partner_of
+from fusion.rules._norm_rows import gamma_columns, through_norm
 from ir_ops.ops import OPS
 
 OP = "KvRmsNormRopeCache"
@@ -107,7 +108,7 @@ def _inputs(facts: Facts, key: Row, value: Row) -> Inputs:
     mode = MODES.get((key.write.order, key.write.slots.form))
     if mode is None:
         raise Refused(
-            "kv-layout", "the cache layout is one of the operator's", slots_text(key.write),
+            "kv-layout", "the cache layout is one of the operator's", common.slots_text(key.write),
             "a row per token of the batch in [B, N, S, D], or paged", "", key.write.out,
         )  # fmt: skip
     for write in (key.write, value.write):
@@ -116,8 +117,10 @@ def _inputs(facts: Facts, key: Row, value: Row) -> Inputs:
     value = _same_heads(view, key, value)
     norm = key.norm if separate else value.norm
     assert norm is not None
-    key_rows = through_norm(view, key, norm) if separate else [row.x for row in key.views]
-    value_rows = [row.x for row in value.views] if separate else through_norm(view, value, norm)
+    normalised = key if separate else value
+    behind = [through_norm(view, entry.view.probe, norm, entry.x) for entry in normalised.views]
+    key_rows = behind if separate else [row.x for row in key.views]
+    value_rows = [row.x for row in value.views] if separate else behind
     rotation = key.views[0].rotation
     assert rotation is not None
     if rotation.start != 0:
@@ -136,10 +139,10 @@ def _inputs(facts: Facts, key: Row, value: Row) -> Inputs:
             "kv-heads", "both caches have the same heads", f"{heads[0]} and {heads[1]}", "equal head counts", "",
             value.write.cache,
         )  # fmt: skip
-    columns = gamma_columns(key if separate else value, norm)
+    gamma = gamma_columns([entry.x for entry in normalised.views], norm)
     return Inputs(
         mode=mode, key=key, value=value, norm=norm, separate=separate, key_parts=key_rows, value_parts=value_rows,
-        gamma_columns=columns,
+        gamma_columns=gamma,
     )  # fmt: skip
 
 

@@ -24,12 +24,13 @@ from fusion.facts.symbolic import Symbolic
 from fusion.facts.terms import Unreadable
 from fusion.result import Refusal
 from fusion.rules import _cache_op as common
-from fusion.rules._latent_rows import gamma_columns, partner_of, slots_text, through_norm
+from fusion.rules._latent_rows import partner_of
 from fusion.rules._mla_frame import Site
 from fusion.rules._mla_product import Product, product_of, source_of, views_behind
 from fusion.rules._mla_query import Found, Skeletons, find_query, has_plain_query
 from fusion.rules._mla_rope import table_sources
 from fusion.rules._mla_site import RULE_SIZE, build
+from fusion.rules._norm_rows import gamma_columns, through_norm
 from ir_ops.ops import OPS
 
 OP = "MlaPrologV3"
@@ -139,7 +140,7 @@ def _site(facts: Facts, skeletons: Skeletons, key: Row, free: dict[int, _Normed]
     mode = MODES.get((key.write.order, key.write.slots.form))
     if mode is None:
         raise Refused(
-            "mla-cache-mode", "the caches are paged, or hold rows by batch entry", slots_text(key.write),
+            "mla-cache-mode", "the caches are paged, or hold rows by batch entry", common.slots_text(key.write),
             "[block_num, block_size, 1, D]", "", key.write.out,
         )  # fmt: skip
     for row in (key, value):
@@ -158,9 +159,10 @@ def _site(facts: Facts, skeletons: Skeletons, key: Row, free: dict[int, _Normed]
     tokens = _tokens(facts, found.skeleton.down, value_made, key_made)
     site = Site(
         mode=mode, key=key, value=value, norm=value.norm, kc_scale=free[id(value)].scale,
-        key_parts=[entry.x for entry in key.views], value_parts=through_norm(view, value, value.norm),
-        gamma_columns=gamma_columns(value, value.norm), key_made=key_made, value_made=value_made, query=found,
-        tokens=tokens,
+        key_parts=[entry.x for entry in key.views],
+        value_parts=[through_norm(view, entry.view.probe, value.norm, entry.x) for entry in value.views],
+        gamma_columns=gamma_columns([entry.x for entry in value.views], value.norm), key_made=key_made,
+        value_made=value_made, query=found, tokens=tokens,
     )  # fmt: skip
     _refuse_computed_weights(facts, site)
     del free[id(value)]
