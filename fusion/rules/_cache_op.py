@@ -50,6 +50,11 @@ def refuse_aliases(write: CacheWrite) -> None:
         )  # fmt: skip
 
 
+def slots_text(write: CacheWrite) -> str:
+    """Slots and layout of a write, for messages."""
+    return f"{write.slots.value.name} ({write.slots.form}, {write.order})"
+
+
 def static_dims(value: ir.Value, dims: tuple[int, ...] | None = None) -> tuple[int | None, ...]:
     """Declared dims, None where they are symbolic."""
     declared = dims_of(value) or ()
@@ -144,6 +149,16 @@ def flat_index(emit: Emitter, write: CacheWrite) -> ir.Value:
     value = emit.cast(write.slots.value, "int64", "slots")
     rank = len(write.probes[0].probe.shape(write.slots.value) or ())
     return value if rank == 1 else emit.reshape(value, [-1], "slots_flat")
+
+
+def slots_are_distinct(probe: Probe, write: CacheWrite) -> bool:
+    """Whether the numbers sufficed: operators want distinct slots, or distinct pages."""
+    slots, array = write.slots, probe.array(write.slots.value)
+    if array is None or slots.start:
+        return array is not None
+    lines = array.reshape(-1, array.shape[-1]) if slots.form == "row" and array.ndim else array.reshape(1, -1)
+    unit = (probe.shape(write.cache) or ())[rows_axis(write)] if slots.form == "block" else 1
+    return all(len(np.unique(line // unit)) == len(line) for line in lines)
 
 
 def agreed_columns(parts: list[Part], what: str) -> Columns:
