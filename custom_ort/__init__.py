@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from custom_ort.binding import Binding, bind
+    from custom_ort.decode.session import DecodeSession
     from custom_ort.library import get_library_path, register
     from custom_ort.sessions import run, session
     from custom_ort.values import aligned_empty, from_ortvalue, to_ortvalue
 
 __all__ = [
     "Binding",
+    "DecodeSession",
     "aligned_empty",
     "bind",
     "from_ortvalue",
@@ -29,6 +31,7 @@ __all__ = [
 
 _HOMES = {
     "Binding": "binding",
+    "DecodeSession": "decode.session",
     "aligned_empty": "values",
     "bind": "binding",
     "from_ortvalue": "values",

@@ -9,6 +9,7 @@ namespace kvfuse {
 namespace {
 
 ort::Api runtime;
+bool shape_references = false;
 
 void Discard(OrtStatus* status) {
   if (status != nullptr) Runtime().ReleaseStatus(status);
@@ -41,15 +42,25 @@ Tensor Read(const char* name, const OrtValue* value) {
   Tensor tensor;
   tensor.name = name;
   if (value == nullptr) return tensor;
-  OwnedInfo owned;
-  Require(Runtime().GetTensorTypeAndShape(value, &owned.info));
-  Require(Runtime().GetTensorElementType(owned.info, &tensor.type));
-  Require(Runtime().GetDimensionsCount(owned.info, &tensor.rank));
-  if (tensor.rank > kMaxRank) {
-    throw Refusal(std::string(name) + " has " + std::to_string(tensor.rank) + " dims; at most " +
-                  std::to_string(kMaxRank) + " are accepted");
+  const auto refuse = [&](const int64_t* dims) {
+    Refuse({"IN-04", "an input has too many dims"}, name + (" " + ShapeText(dims, tensor.rank)),
+           "at most " + std::to_string(kMaxRank));
+  };
+  if (shape_references) {
+    const int64_t* dims = nullptr;
+    Require(Runtime().GetTensorElementTypeAndShapeDataReference(value, &tensor.type, &dims, &tensor.rank));
+    if (tensor.rank > kMaxRank) refuse(dims);
+    std::copy(dims, dims + tensor.rank, tensor.dims);
+  } else {
+    OwnedInfo owned;
+    Require(Runtime().GetTensorTypeAndShape(value, &owned.info));
+    Require(Runtime().GetTensorElementType(owned.info, &tensor.type));
+    Require(Runtime().GetDimensionsCount(owned.info, &tensor.rank));
+    std::vector<int64_t> many(tensor.rank > kMaxRank ? tensor.rank : 0);
+    int64_t* dims = many.empty() ? tensor.dims : many.data();
+    Require(Runtime().GetDimensions(owned.info, dims, tensor.rank));
+    if (!many.empty()) refuse(dims);
   }
-  Require(Runtime().GetDimensions(owned.info, tensor.dims, tensor.rank));
   Require(Runtime().GetTensorMutableData(const_cast<OrtValue*>(value), &tensor.data));
   tensor.elements = Elements(tensor.dims, tensor.rank);
   tensor.given = true;
@@ -59,7 +70,10 @@ Tensor Read(const char* name, const OrtValue* value) {
 }  // namespace
 
 const ort::Api& Runtime() { return runtime; }
-void SetRuntime(const void* table) { runtime = ort::Api(table); }
+void SetRuntime(const void* table, uint32_t version) {
+  runtime = ort::Api(table);
+  shape_references = version >= ort::kShapeReferences;
+}
 
 const char* ElementTypeName(int type) {
   switch (type) {
@@ -114,7 +128,9 @@ void KernelInfo::RefuseOtherType(const AttrDecl& attribute) const {
   int64_t integer;
   size_t size = 0;
   const char* found = nullptr;
-  if (Succeeded(Runtime().KernelInfoGetAttributeArray_int64(info_, attribute.name, nullptr, &size))) found = "ints";
+  const bool is_list = attribute.type == AttrType::kInts;
+  const bool listed = Succeeded(Runtime().KernelInfoGetAttributeArray_int64(info_, attribute.name, nullptr, &size));
+  if (listed && !is_list) found = "ints";
   if (Succeeded(Runtime().KernelInfoGetAttribute_float(info_, attribute.name, &number))) found = "a float";
   if (Succeeded(Runtime().KernelInfoGetAttribute_int64(info_, attribute.name, &integer))) found = "an int";
   if (Succeeded(Runtime().KernelInfoGetAttribute_string(info_, attribute.name, nullptr, &size))) found = "a string";
@@ -163,6 +179,7 @@ std::vector<int64_t> KernelInfo::Ints(size_t attribute, const std::vector<int64_
     if (otherwise != nullptr) return *otherwise;
     Refuse({"AT-03", "a required attribute is missing"}, std::string("no ") + declared.name, "ListInt");
   }
+  if (size == 0) RefuseOtherType(declared);  // runtimes before 1.24 take another type for an empty list
   std::vector<int64_t> values(size);
   if (size > 0) {
     Require(Runtime().KernelInfoGetAttributeArray_int64(info_, declared.name, values.data(), &size));
@@ -370,13 +387,25 @@ bool ShapeContext::Dims(size_t input, std::vector<InferredDim>* dims) const {
   return info != nullptr && Succeeded(Runtime().GetDimensionsCount(info, &rank)) && rank > 0 && Dims(input, rank, dims);
 }
 
+namespace {
+
+// A name for a dim of which nothing is known: without one the runtime takes the size -1 for a fact.
+std::string UnknownDim() {
+  static std::atomic<unsigned> count{0};
+  return "kvfuse_unknown_" + std::to_string(count.fetch_add(1));
+}
+
+}  // namespace
+
 void ShapeContext::SetOutput(size_t output, const std::vector<InferredDim>& dims, int type) {
   std::vector<int64_t> sizes;
-  std::vector<const char*> symbols;
+  std::vector<std::string> names;
   for (const InferredDim& dim : dims) {
     sizes.push_back(dim.size);
-    symbols.push_back(dim.symbol.c_str());
+    names.push_back(dim.size < 0 && dim.symbol.empty() ? UnknownDim() : dim.symbol);
   }
+  std::vector<const char*> symbols;
+  for (const std::string& name : names) symbols.push_back(name.c_str());
   // The runtime calls one operator of a name for all its type combinations: the type is in the graph, not in us.
   const int like = declaration_.outputs[output].type_input;
   if (type == kUndefined) type = like < 0 ? declaration_.outputs[output].type : InputType(static_cast<size_t>(like));
@@ -393,9 +422,8 @@ void ShapeContext::CopyRefShapes() {
   for (size_t output = 0; output < declaration_.outputs.size; ++output) {
     const int input = declaration_.outputs[output].ref_input;
     if (input < 0) continue;
-    const OrtTensorTypeAndShapeInfo* info = Info(static_cast<size_t>(input));
-    if (Given(static_cast<size_t>(input)))
-      Require(Runtime().ShapeInferContext_SetOutputTypeShape(context_, output, info));
+    std::vector<InferredDim> dims;
+    if (Dims(static_cast<size_t>(input), &dims)) SetOutput(output, dims);
   }
 }
 

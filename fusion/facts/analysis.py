@@ -11,10 +11,12 @@ from fusion.facts.graph import GraphView
 from fusion.facts.large_caches import find_large
 from fusion.facts.norm import NormFact, find_norms
 from fusion.facts.parameters import Reason
+from fusion.facts.rotations import Rotations
 from fusion.facts.rows import Row, read_row
 from fusion.facts.settle import Survey
 from fusion.facts.spine import find_spines
 from fusion.facts.standing import Standing
+from fusion.facts.trials import Trials
 from fusion.facts.write_map import NotAWrite
 
 
@@ -26,6 +28,8 @@ class Facts:
         norms: id of a normalised value -> its norm.
         rows: the rows of each write in the order of ``writes``; a Reason where they have no known meaning.
         others: outputs that carry a cache on without an in-place write.
+        trials: probes of the whole graph.
+        rotations: rotations anywhere, found when asked for.
         standing: what is still computed once the fusions accepted so far are in the graph.
     """
 
@@ -34,6 +38,8 @@ class Facts:
     writes: list[CacheWrite]
     rows: list[Row | Reason]
     others: list[NotAWrite]
+    trials: Trials
+    rotations: Rotations
     standing: Standing = field(default_factory=Standing)
 
     def left(self) -> Facts:
@@ -63,4 +69,7 @@ def analyse(graph: ir.Graph, opset: int) -> Facts:
     find_large(view, spines)
     norms = {id(norm.y): norm for norm in find_norms(view, Survey(view))}
     writes, others = find_writes(view, spines)
-    return Facts(view, norms, writes, [read_row(view, write, norms) for write in writes], others)
+    trials = Trials(view, [item.probe for item in writes[0].probes] if writes else ())
+    return Facts(
+        view, norms, writes, [read_row(view, write, norms) for write in writes], others, trials, Rotations(view, trials)
+    )

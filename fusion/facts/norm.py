@@ -147,9 +147,20 @@ def _views(value: ir.Value) -> list[ir.Value]:
 
 def _squared(view: GraphView, survey: Survey, reduction: ir.Node) -> tuple[ir.Value, tuple[ir.Node, ...]] | None:
     """The value whose squares a reduction sums over the last axis, and the nodes that square it."""
-    operand = reduction.inputs[0]
-    if operand is None or not _reduces_last(view, survey, reduction):
+    if reduction.inputs[0] is None or not _reduces_last(view, survey, reduction):
         return None
+    return _square(view, reduction)
+
+
+def squared_value(view: GraphView, reduction: ir.Node) -> ir.Value | None:
+    """The value whose squares a reduction sums, over whatever axes; None where it sums something else."""
+    found = None if reduction.inputs[0] is None else _square(view, reduction)
+    return None if found is None else found[0]
+
+
+def _square(view: GraphView, reduction: ir.Node) -> tuple[ir.Value, tuple[ir.Node, ...]] | None:
+    operand = reduction.inputs[0]
+    assert operand is not None
     if reduction.op_type in ("ReduceSumSquare", "ReduceL2"):
         return _signless(view, operand), (reduction,)
     square = stripped(view, operand)

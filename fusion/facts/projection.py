@@ -14,9 +14,12 @@ import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, dtype_name
 from fusion.facts.probe import Probe
+from fusion.facts.semantics import lookup
 from ir_ops.dtypes import by_onnx
 
 _PRODUCTS = ("MatMul", "Gemm", "MatMulInteger")
+_FAR = 24
+"""Nodes between a projection and what is done with its rows."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,31 @@ def source_of_rows(view: GraphView, value: ir.Value, probes: Sequence[Probe]) ->
         if inner is None or not all(_keeps_rows(probe.shape(inner), probe.shape(value)) for probe in probes):
             return value
         value = inner
+
+
+def origin(view: GraphView, value: ir.Value) -> ir.Value:
+    """What a value was projected from, or moved from where no product is behind it; a hint to what belongs together.
+
+    Not followed with any care: who joins rows of one origin has to read them.
+    """
+    for _ in range(_FAR):
+        value = view.root(value)
+        node = value.producer()
+        if node is None or not node.inputs or node.inputs[0] is None:
+            return value
+        definition = lookup(node.domain, node.op_type)
+        if node.op_type in _PRODUCTS:
+            return source_of_rows(view, node.inputs[0], ())
+        if node.op_type == "Add":
+            inner = [item for item in node.inputs if item is not None and not view.is_constant(view.root(item))]
+            if len(inner) != 1:
+                return value
+            value = inner[0]
+        elif node.op_type == "Cast" or (definition is not None and definition.moves == (0,)):
+            value = node.inputs[0]
+        else:
+            return value
+    return value
 
 
 def _keeps_rows(before: tuple[int, ...] | None, after: tuple[int, ...] | None) -> bool:

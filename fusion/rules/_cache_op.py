@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
@@ -14,9 +16,43 @@ from fusion.facts.parameters import Part, Scale
 from fusion.facts.probe import Probe
 from fusion.facts.rows import Row
 from fusion.facts.semantics import lookup
+from fusion.facts.spine import half_written_readers, old_content_readers
 from ir_ops.dtypes import Array, by_name
 
 Dims = list[int]
+VIEWS = ("Identity", "Reshape", "Unsqueeze", "Squeeze")
+"""Operators that keep every element in its order."""
+
+
+def refuse_aliases(write: CacheWrite) -> None:
+    """Refuses a cache whose old or half-written content somebody else reads: the operator writes in place."""
+    readers = old_content_readers(write.spine)
+    if readers:
+        node = readers[0]
+        raise Refused(
+            "alias-second-reader",
+            f"the old content of {write.cache.name} has no other reader",
+            f"read by {node.op_type} {node.name or node.outputs[0].name}",
+            "only the write",
+            "read the updated cache instead",
+            write.cache,
+        )
+    if write.cache.is_graph_output():
+        raise Refused(
+            "alias-second-reader", f"the old content of {write.cache.name} has no other reader",
+            "it is a graph output", "only the write", "drop the output", write.cache,
+        )  # fmt: skip
+    for value, node in half_written_readers(write.spine):
+        raise Refused(
+            "alias-second-reader", f"{write.cache.name} is written in place and read in its final form only",
+            f"{value.name} is read by {node.op_type} {node.name or node.outputs[0].name}", "the updated cache",
+            "read the updated cache instead", value,
+        )  # fmt: skip
+
+
+def slots_text(write: CacheWrite) -> str:
+    """Slots and layout of a write, for messages."""
+    return f"{write.slots.value.name} ({write.slots.form}, {write.order})"
 
 
 def static_dims(value: ir.Value, dims: tuple[int, ...] | None = None) -> tuple[int | None, ...]:
@@ -51,7 +87,7 @@ def declared_cache_dims(write: CacheWrite) -> Dims | None:
 
 
 def dim_like(
-    emit: Emitter, probes: list[Probe], sizes: list[int], candidates: list[ir.Value], part: str
+    emit: Emitter, probes: Sequence[Probe], sizes: list[int], candidates: Sequence[ir.Value], part: str
 ) -> int | ir.Value | None:
     """A dim that has ``sizes`` under the probes: a number, or taken from one of ``candidates``; None without any."""
     for candidate in candidates:
@@ -113,6 +149,16 @@ def flat_index(emit: Emitter, write: CacheWrite) -> ir.Value:
     value = emit.cast(write.slots.value, "int64", "slots")
     rank = len(write.probes[0].probe.shape(write.slots.value) or ())
     return value if rank == 1 else emit.reshape(value, [-1], "slots_flat")
+
+
+def slots_are_distinct(probe: Probe, write: CacheWrite) -> bool:
+    """Whether the numbers sufficed: operators want distinct slots, or distinct pages."""
+    slots, array = write.slots, probe.array(write.slots.value)
+    if array is None or slots.start:
+        return array is not None
+    lines = array.reshape(-1, array.shape[-1]) if slots.form == "row" and array.ndim else array.reshape(1, -1)
+    unit = (probe.shape(write.cache) or ())[rows_axis(write)] if slots.form == "block" else 1
+    return all(len(np.unique(line // unit)) == len(line) for line in lines)
 
 
 def agreed_columns(parts: list[Part], what: str) -> Columns:

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import onnx_ir as ir
 
+from fusion.emit import Emitter
+from fusion.facts.graph import GraphView
+from fusion.facts.probe import Probe
 from fusion.rules import _cache_op as common
-from fusion.rules._kv_frame import Frame
+
+
+class Frame(Protocol):
+    """What a site tells of itself: its graph and emitter, its nodes, its trial sizes."""
+
+    view: GraphView
+    emit: Emitter
+    region: list[ir.Node]
+
+    def own_probes(self) -> Sequence[Probe]: ...
+
 
 Pairs = list[tuple[ir.Value, ir.Value]]
 
 
-def stand_ins(frame: Frame) -> Pairs:
+def stand_ins(frame: Frame, sources: Sequence[ir.Value]) -> Pairs:
     """Values of the region whose shape is asked for, and a source of the same shape to ask instead."""
     found = []
-    sources = [frame.key_columns.value, frame.value_columns.value, frame.cos.value]
     for value in _measured(frame):
         for source in sources:
             pairs = [(probe.shape(value), probe.shape(source)) for probe in frame.own_probes()]

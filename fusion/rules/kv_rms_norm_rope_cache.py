@@ -6,26 +6,19 @@ first columns are rotated, ckv_cache gets plain rows.
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-import onnx_ir as ir
-
 from fusion.candidate import Candidate, EmitterFactory, Refused
 from fusion.facts.analysis import Facts
 from fusion.facts.cache_write import CacheWrite
 from fusion.facts.graph import GraphView
-from fusion.facts.norm import NormFact
-from fusion.facts.parameters import Part, Reason
-from fusion.facts.probe import Probe
+from fusion.facts.parameters import Reason
 from fusion.facts.rows import Row, read_row, with_heads
-from fusion.facts.same_slots import same_slots
-from fusion.facts.spine import half_written_readers, old_content_readers
-from fusion.facts.symbolic import Symbolic
 from fusion.facts.write_map import NotAWrite
 from fusion.result import Refusal
+from fusion.rules import _cache_op as common
 from fusion.rules._kv_frame import Inputs
 from fusion.rules._kv_site import build
+from fusion.rules._latent_rows import partner_of
+from fusion.rules._norm_rows import gamma_columns, through_norm
 from ir_ops.ops import OPS
 
 OP = "KvRmsNormRopeCache"
@@ -57,7 +50,7 @@ class KvRmsNormRopeCacheRule:
         for key in keys:
             layer = facts.layer(key.write)
             try:
-                partner = _partner(facts, key, list(free.values()))
+                partner = partner_of(facts, key, list(free.values()))
                 del free[id(partner)]
                 candidates.append(build(facts, new_emitter, _inputs(facts, key, partner), OPS[OP]))
             except Refused as refused:
@@ -96,7 +89,7 @@ def _alone(facts: Facts, row: Row, any_key: bool) -> Refusal:
     place = facts.view.place(row.start, layer)
     fact = f"rows written to {row.write.cache.name}"
     try:
-        _refuse_aliases(row.write)
+        common.refuse_aliases(row.write)
     except Refused as refused:
         return refused.refusal(facts.view, OP, row.write.out, layer)
     node = row.x.producer()
@@ -109,92 +102,25 @@ def _alone(facts: Facts, row: Row, any_key: bool) -> Refusal:
     return Refusal("kv-no-partner", place, layer, OP, fact, found, "a cache with rotated rows at the same slots", "")
 
 
-def _partner(facts: Facts, key: Row, values: list[Row]) -> Row:
-    """The write that goes with a rotated one: same slots and layout, the nearest relation first.
-
-    Any pairing at equal slots computes the right thing; the order only keeps a layer together.
-    """
-    view, write = facts.view, key.write
-    kind = "plain" if key.norm is not None else "normalised"
-    fitting = [row for row in values if (row.norm is None) == (key.norm is not None)]
-    if not fitting:
-        raise Refused(
-            "kv-no-partner", f"rotated rows in {write.cache.name} have a partner cache",
-            f"no cache with {kind} rows", f"a cache with {kind} rows at the same slots", "", write.out,
-        )  # fmt: skip
-    same = [row for row in fitting if same_slots(view, write, row.write)]
-    if not same:
-        other = min(fitting, key=lambda row: _distance(facts, key, row)).write
-        raise Refused(
-            "kv-slots-differ",
-            "both caches are written at the same slots in the same layout",
-            f"{write.cache.name} at {_slots_text(write)}, {other.cache.name} at {_slots_text(other)}",
-            "one slot value and one layout",
-            "write both caches with one slot mapping",
-            other.out,
-        )
-    return min(same, key=lambda row: _distance(facts, key, row))
-
-
-def _slots_text(write: CacheWrite) -> str:
-    return f"{write.slots.value.name} ({write.slots.form}, {write.order})"
-
-
-def _distance(facts: Facts, key: Row, row: Row) -> tuple[bool, bool, bool, int]:
-    """Nearer relations first: same source, sibling projections, same layer, neighbouring outputs."""
-    view = facts.view
-    mine, its = _origin(key), _origin(row)
-    outputs = [id(value) for value in view.graph.outputs]
-    apart = abs(outputs.index(id(key.write.out)) - outputs.index(id(row.write.out)))
-    siblings = _projection_input(mine) is not None and _projection_input(mine) is _projection_input(its)
-    return mine is not its, not siblings, facts.layer(key.write) != facts.layer(row.write), apart
-
-
-def _origin(row: Row) -> ir.Value:
-    return row.norm.x if row.norm is not None else row.x
-
-
-def _projection_input(value: ir.Value) -> ir.Value | None:
-    """What a value was projected from, looked up through movement and bias."""
-    for _ in range(12):
-        node = value.producer()
-        if node is None:
-            return None
-        if node.op_type in ("MatMul", "Gemm"):
-            return node.inputs[0]
-        first = node.inputs[0] if node.inputs else None
-        if first is None or node.op_type not in (
-            "Reshape",
-            "Transpose",
-            "Split",
-            "Slice",
-            "Add",
-            "Cast",
-            "Unsqueeze",
-            "Squeeze",
-        ):
-            return None
-        value = first
-    return None
-
-
 def _inputs(facts: Facts, key: Row, value: Row) -> Inputs:
     """Everything the operator needs, as facts; raises Refused with the first fact that does not fit."""
     view = facts.view
     mode = MODES.get((key.write.order, key.write.slots.form))
     if mode is None:
         raise Refused(
-            "kv-layout", "the cache layout is one of the operator's", _slots_text(key.write),
+            "kv-layout", "the cache layout is one of the operator's", common.slots_text(key.write),
             "a row per token of the batch in [B, N, S, D], or paged", "", key.write.out,
         )  # fmt: skip
     for write in (key.write, value.write):
-        _refuse_aliases(write)
+        common.refuse_aliases(write)
     separate = key.norm is not None
     value = _same_heads(view, key, value)
     norm = key.norm if separate else value.norm
     assert norm is not None
-    key_rows = _through_norm(view, key, norm) if separate else [row.x for row in key.views]
-    value_rows = [row.x for row in value.views] if separate else _through_norm(view, value, norm)
+    normalised = key if separate else value
+    behind = [through_norm(view, entry.view.probe, norm, entry.x) for entry in normalised.views]
+    key_rows = behind if separate else [row.x for row in key.views]
+    value_rows = [row.x for row in value.views] if separate else behind
     rotation = key.views[0].rotation
     assert rotation is not None
     if rotation.start != 0:
@@ -213,10 +139,10 @@ def _inputs(facts: Facts, key: Row, value: Row) -> Inputs:
             "kv-heads", "both caches have the same heads", f"{heads[0]} and {heads[1]}", "equal head counts", "",
             value.write.cache,
         )  # fmt: skip
-    gamma_columns = _gamma_columns(key if separate else value, norm)
+    gamma = gamma_columns([entry.x for entry in normalised.views], norm)
     return Inputs(
         mode=mode, key=key, value=value, norm=norm, separate=separate, key_parts=key_rows, value_parts=value_rows,
-        gamma_columns=gamma_columns,
+        gamma_columns=gamma,
     )  # fmt: skip
 
 
@@ -230,86 +156,3 @@ def _same_heads(view: GraphView, key: Row, value: Row) -> Row:
         return value
     again = read_row(view, with_heads(value.write, heads), {})
     return again if isinstance(again, Row) else value
-
-
-def _refuse_aliases(write: CacheWrite) -> None:
-    readers = old_content_readers(write.spine)
-    if readers:
-        node = readers[0]
-        raise Refused(
-            "alias-second-reader",
-            f"the old content of {write.cache.name} has no other reader",
-            f"read by {node.op_type} {node.name or node.outputs[0].name}",
-            "only the write",
-            "read the updated cache instead",
-            write.cache,
-        )
-    if write.cache.is_graph_output():
-        raise Refused(
-            "alias-second-reader", f"the old content of {write.cache.name} has no other reader",
-            "it is a graph output", "only the write", "drop the output", write.cache,
-        )  # fmt: skip
-    for value, node in half_written_readers(write.spine):
-        raise Refused(
-            "alias-second-reader", f"{write.cache.name} is written in place and read in its final form only",
-            f"{value.name} is read by {node.op_type} {node.name or node.outputs[0].name}", "the updated cache",
-            "read the updated cache instead", value,
-        )  # fmt: skip
-
-
-def _through_norm(view: GraphView, row: Row, norm: NormFact) -> list[Part]:
-    """The elements of the norm's input that the rows come from, per probe."""
-    parts: list[Part] = []
-    for entry in row.views:
-        shape = entry.view.probe.shape(norm.x)
-        if shape != entry.x.source.shape:
-            raise Refused(
-                "norm-shape", "a norm keeps the shape of its input", f"{entry.x.source.shape} from {shape}",
-                "equal shapes", "", norm.y,
-            )  # fmt: skip
-        symbolic = Symbolic(view, entry.view.probe, set())
-        sym = symbolic.read(norm.x, 0).take(entry.x.position)
-        source = symbolic.source_of(int(sym.atom.reshape(-1)[0])) if sym.atom.size else None
-        if source is None or sym.atom.shape[:2] != (1, 1) or (sym.coef != 1).any():
-            raise Refused("norm-input", "the norm's input is rows of one value", "a mixture", "one value", "", norm.x)
-        position = sym.atom[0, 0] - source.base
-        if position.min() < 0 or position.max() >= np.prod(source.shape):
-            raise Refused("norm-input", "the norm's input is rows of one value", "several", "one value", "", norm.x)
-        parts.append(Part(source, position))
-        count = _norm_count(entry.view.probe, norm)
-        if count is not None and abs(count - shape[-1]) > 1e-3:
-            raise Refused("norm-count", "the mean divides by the width", f"{count:g}", str(shape[-1]), "", norm.y)
-    return parts
-
-
-def _norm_count(probe: Probe, norm: NormFact) -> float | None:
-    """What the mean divides by, None for a mean over the axis; infinite when it cannot be told."""
-    if norm.count is None or isinstance(norm.count, float):
-        return norm.count
-    known = probe.known(norm.count)
-    if known.array is None or known.taint or known.array.size != 1:
-        return float("inf")
-    return float(known.array.reshape(-1)[0])
-
-
-def _gamma_columns(row: Row, norm: NormFact) -> Any:
-    """``[D]``: which gamma element belongs to each column of the operator's row; the norm must span the row."""
-    found = []
-    for entry in row.views:
-        width = entry.x.source.shape[-1]
-        columns = entry.x.position % width
-        if (columns != columns[:1, :1]).any() or sorted(columns[0, 0].tolist()) != list(range(width)):
-            raise Refused(
-                "norm-width", "the norm spans exactly the written row", f"a norm over {width} columns, rows of "
-                f"{columns.shape[2]}", "all columns of the norm in one row", "", norm.y,
-            )  # fmt: skip
-        line = entry.x.position // width
-        if (line != line[:, :, :1]).any():
-            raise Refused("norm-width", "the norm spans exactly the written row", "columns of several rows",
-                          "one row of the norm", "", norm.y)  # fmt: skip
-        found.append(columns[0, 0])
-    if any(not np.array_equal(found[0], other) for other in found[1:]):
-        raise Refused(
-            "norm-width", "the norm spans the written row", "other columns by size", "fixed columns", "", norm.y
-        )
-    return found[0]

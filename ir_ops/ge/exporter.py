@@ -8,15 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ir_ops.declaration import PRODUCTS
 from ir_ops.errors import BadUsage, ExportError
 from ir_ops.files import replacing
 from ir_ops.ge import air
+from ir_ops.ge.atc import AtcCall, atc_call
 from ir_ops.ge.builder import GraphBuilder
 from ir_ops.ge.convert.engine import Engine
-from ir_ops.ge.convert.load import InputShapes, Source, input_shapes, load
+from ir_ops.ge.convert.load import InputShapes, Source, load
+from ir_ops.ge.convert.load import input_shapes as dims_of_inputs
 from ir_ops.ge.convert.weights import INLINE_LIMIT, make_plan
 from ir_ops.ge.model import Model
+from ir_ops.ge.products import check_types, settled_product
 from ir_ops.ge.prune import prune
 from ir_ops.ge.text import show
 from ir_ops.ge.validator import Finding, errors, validate
@@ -39,6 +41,7 @@ class ExportResult:
         ops_before: ONNX operators of the model (as converted).
         ops_after: GE operators.
         inline_bytes, external_bytes: bytes of weights inside the file, and referred to.
+        atc: how to compile the file, None when none was written.
         timings: seconds by step.
     """
 
@@ -53,6 +56,7 @@ class ExportResult:
     sidecar: Path | None = None
     text: Path | None = None
     weight_files: list[Path] = field(default_factory=list)
+    atc: AtcCall | None = None
     timings: dict[str, float] = field(default_factory=dict)
 
 
@@ -61,6 +65,7 @@ def export(
     out: str | Path | None = None,
     *,
     product: str = "generic",
+    soc: str | None = None,
     cache: str = "ref",
     text: bool = False,
     input_shapes: InputShapes | None = None,
@@ -76,7 +81,8 @@ def export(
         model: path, ``onnx.ModelProto`` or ``onnx_ir.Model`` (left as it is); weights in external data stay there when
             the whole does not fit into one file, and are not read then.
         out: the ``.air`` file; its sidecar ``NAME.io.json`` stands beside it. None converts and validates only.
-        product: whose limits fused operators have to keep.
+        product: whose limits fused operators and element types have to keep.
+        soc: the chip (``--soc_version`` of atc); decides the product, too.
         cache: "ref": caches that are graph input and output are updated in place (RefData); "copy": never.
         text: also write ``NAME.txt``, readable and diffable.
         input_shapes: graph input -> dims, to fix dims that vary; a dim name fixed at one input is fixed everywhere.
@@ -88,11 +94,13 @@ def export(
 
     Raises:
         BadModel: the ONNX model cannot be read.
-        BadUsage: an unknown option, product or input.
+        BadUsage: an unknown option, product, SoC or input, or an output that is not called NAME.air.
         ExportError: operators, attributes or element types without a counterpart (all are listed with counts and the
             nearest alternative), or an export that does not validate.
     """
-    _check_options(product, cache)
+    if cache not in CACHE_FORMS:
+        raise BadUsage("unknown cache form", found=cache, wanted=" | ".join(CACHE_FORMS))
+    product = settled_product(product, soc)
     target = None if out is None else _target(out)
     clock = _Clock()
     source = load(model)
@@ -100,8 +108,9 @@ def export(
     plan = make_plan(source, weights, target, inline_limit, nz_weights)
     clock.lap("load")
     name = target.stem if target is not None else source.graph.name or "model"
-    engine = Engine(source, _shapes(source, input_shapes), plan, cache, product, GraphBuilder(name))
+    engine = Engine(source, dims_of_inputs(source, input_shapes), plan, cache, product, GraphBuilder(name))
     made = prune(engine.run())
+    check_types(made, product)
     made.folder = None if target is None else target.resolve().parent
     clock.lap("convert")
     after = Counter(node.type for graph in made.graphs for node in graph.nodes)
@@ -110,22 +119,15 @@ def export(
     clock.lap("validate")
     _refuse(findings, name)
     result = ExportResult(made, findings, engine.notes, before, after, plan.inline_bytes, plan.external_bytes)
+    if target is not None:
+        size = result.inline_bytes + result.external_bytes
+        result.atc = atc_call(made, target, soc=soc, product=product, weight_bytes=size)
     result.weight_files = plan.write()
     if target is not None:
         _write(result, target, text, engine.source_names, data)
     clock.lap("write")
     result.timings = clock.laps
     return result
-
-
-_shapes = input_shapes
-
-
-def _check_options(product: str, cache: str) -> None:
-    if product not in PRODUCTS:
-        raise BadUsage("unknown product", found=product, wanted=" | ".join(PRODUCTS))
-    if cache not in CACHE_FORMS:
-        raise BadUsage("unknown cache form", found=cache, wanted=" | ".join(CACHE_FORMS))
 
 
 def _target(out: str | Path) -> Path:

@@ -227,5 +227,17 @@ def test_files_that_would_overwrite_each_other(tmp_path: Path, capsys: pytest.Ca
     assert "output and model are one file" in refused(["export-ge", str(path), str(path)], tmp_path, capsys)
 
 
+def test_export_writes_to_air_files_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.onnx"
+    other.write_bytes(OLD)
+    demo = str(models.demo_graph())
+    line = refused(["export-ge", demo, str(other)], tmp_path, capsys)
+    assert "a GE IR file is called NAME.air; found .onnx (write to other.air)" in line
+    assert "nothing to write; wanted OUT.air or --onnx-plugin DIR" in refused(["export-ge", demo], tmp_path, capsys)
+    line = refused(["export-ge", demo, "--onnx-plugin", str(other)], tmp_path, capsys)
+    assert "cannot make this folder; found File exists" in line
+    assert other.read_bytes() == OLD
+
+
 def test_ge_run_says_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "ge run needs --inputs F.npz and --outputs F.npz" in refused(["ge", "run", "x.air"], tmp_path, capsys)

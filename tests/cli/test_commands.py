@@ -249,6 +249,37 @@ def test_a_file_that_breaks_a_rule_of_ge_is_exit_3(
     assert "error(s)" in capsys.readouterr().out
 
 
+def test_export_says_how_to_compile(fused: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [
+        "export-ge",
+        str(fused),
+        str(tmp_path / "m.air"),
+        "--weights",
+        "file-per-tensor",
+        "--soc",
+        "Ascend950PR_9589",
+    ]
+    capsys.readouterr()
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    assert f"compile: atc --mode=0 --framework=1 --model={tmp_path / 'm.air'}" in out
+    assert "--soc_version=Ascend950PR_9589" in out
+    assert f"written: {tmp_path / 'm_weights'} (" in out
+
+
+def test_export_by_the_onnx_route(fused: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "plugin"
+    capsys.readouterr()
+    assert main(["export-ge", str(fused), "--onnx-plugin", str(folder)]) == 0
+    said = capsys.readouterr().out
+    model = f"{fused.stem}_opset18.onnx"
+    assert {path.name for path in folder.rglob("*") if path.is_file()} == {
+        model, "kvfuse_onnx_plugin.py", "kvfuse_onnx_plugin.cc", "CMakeLists.txt",
+    }  # fmt: skip
+    assert f"--framework=5 --model={folder / model}" in said
+    assert main(["verify", str(fused), str(folder / model), "--inputs", RECORD]) == 0
+
+
 def test_export_with_a_fixed_input_shape(fused: Path, tmp_path: Path) -> None:
     air = tmp_path / "one.air"
     assert main(["export-ge", str(fused), str(air), "--input-shape", "input_ids:2,1"]) == 0

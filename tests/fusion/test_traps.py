@@ -51,7 +51,7 @@ def test_refusal_names_place_and_reason(trap: Trap) -> None:
 def test_fused_near_miss_states_what_it_assumes(trap: Trap) -> None:
     _, result = fused(trap)
     for site in result.sites:
-        assert any(trap.assumes in text for text in site.assumptions), site.assumptions
+        assert site.op != OP or any(trap.assumes in text for text in site.assumptions), site.assumptions
 
 
 def test_a_broken_layer_does_not_stop_the_others_and_is_named() -> None:
@@ -72,7 +72,8 @@ def test_fusing_leaves_the_given_model_alone() -> None:
 
 def test_refusing_gives_back_an_equal_graph() -> None:
     trap = TRAPS["TwoSlotInputs"]
-    model, result = fused(trap)
+    model, _ = fused(trap)
+    result = fusion.fuse(model, only=[OP])
     given = trap_feeds(model, trap, 2, 3)
     first, second = run(model, given), run(result.model, given)
     assert all(np.array_equal(first[name], second[name]) for name in first)

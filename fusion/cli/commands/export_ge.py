@@ -1,4 +1,4 @@
-"""``kvfuse export-ge``: a fused model as a GE IR graph for Ascend's graph mode."""
+"""``kvfuse export-ge``: a fused model as a GE IR graph for Ascend's graph mode, or as ONNX with a parser plugin."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import argparse
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fusion.model_io import Loaded
+    from ir_ops.ge.atc import AtcCall
 
 HELP = "convert FUSED.onnx to GE IR (OUT.air), validated"
 
@@ -15,8 +20,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     from fusion.cli import console
 
     parser.add_argument("model", metavar="FUSED.onnx")
-    parser.add_argument("output", metavar="OUT.air", help="its input/output record goes to OUT.io.json")
+    parser.add_argument("output", metavar="OUT.air", nargs="?", help="its input/output record goes to OUT.io.json")
     console.add_product(parser)
+    parser.add_argument("--soc", metavar="SOC", help="the chip that atc compiles for, e.g. Ascend910B3; sets --product")
     parser.add_argument("--text", action="store_true", help="also write OUT.txt, the graph readable and diffable")
     parser.add_argument(
         "--cache", choices=("ref", "copy"), default="ref", help="caches in place as RefData (default), or copied"
@@ -42,6 +48,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="fix the shape of an input; repeatable",
     )
+    parser.add_argument(
+        "--onnx-plugin",
+        metavar="DIR",
+        help="the other route (atc --framework=5): write the model in opset 18 and parser plugins for its operators",
+    )
 
 
 def input_shape(text: str) -> tuple[str, list[int]]:
@@ -61,15 +72,30 @@ def run(args: argparse.Namespace) -> int:
     """Converts, validates and writes."""
     from fusion import cli, model_io
     from fusion.cli import console
+    from ir_ops.errors import BadUsage
+
+    if args.output is None and args.onnx_plugin is None:
+        raise BadUsage("nothing to write", wanted="OUT.air or --onnx-plugin DIR")
+    console.check_paths(model=args.model, output=args.output)
+    if args.output is not None:
+        model_io.check_target(args.output)
+    loaded = model_io.load(args.model)
+    if args.output is not None:
+        _air(args, loaded)
+    if args.onnx_plugin is not None:
+        _onnx(args, loaded)
+    return cli.DONE
+
+
+def _air(args: argparse.Namespace, loaded: Loaded) -> None:
+    from fusion.cli import console
     from ir_ops import ge
 
-    console.check_paths(model=args.model, output=args.output)
-    model_io.check_target(args.output)
-    loaded = model_io.load(args.model)
     result = ge.export(
         loaded.model,
         args.output,
         product=args.product,
+        soc=args.soc,
         cache=args.cache,
         text=args.text,
         input_shapes=dict(args.input_shape) or None,
@@ -87,7 +113,50 @@ def run(args: argparse.Namespace) -> int:
     for path in (result.path, result.sidecar, result.text, *_weights(result.weight_files)):
         if path is not None:
             print(f"written: {path}")
-    return cli.DONE
+    if result.atc is not None:
+        _print_call(result.atc)
+
+
+def _onnx(args: argparse.Namespace, loaded: Loaded) -> None:
+    """Writes what the ONNX route needs into a folder."""
+    from fusion import model_io
+    from ir_ops.files import replacing
+    from ir_ops.ge.atc import onnx_call
+    from ir_ops.ge.onnx_route import plugin_files
+    from ir_ops.ge.onnx_route.model import lower
+    from ir_ops.ge.products import settled_product
+
+    product = settled_product(args.product, args.soc)
+    lowered = lower(loaded.model)
+    folder = _folder(Path(args.onnx_plugin))
+    target = folder / f"{Path(args.model).stem}_opset{lowered.opset}.onnx"
+    model_io.save(lowered.model, target, weights="copy")
+    for name, text in plugin_files().items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        with replacing(folder / name) as part:
+            part.write_text(text, encoding="utf-8")
+    for note in lowered.notes:
+        print(f"note: {note}")
+    for path in (target, *(folder / name for name in plugin_files())):
+        print(f"written: {path}")
+    print(f"either export ASCEND_CUSTOM_OPP_PATH={folder / 'python'}, or build {folder / 'cpp'} (not both); then")
+    _print_call(onnx_call(target, soc=args.soc, product=product))
+
+
+def _folder(path: Path) -> Path:
+    from ir_ops.errors import BadUsage
+
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadUsage("cannot make this folder", where=str(path), found=error.strerror or str(error)) from None
+    return path
+
+
+def _print_call(call: AtcCall) -> None:
+    print(f"compile: {call.command}")
+    for remark in call.remarks:
+        print(f"  {remark}")
 
 
 def _weights(files: Sequence[Path]) -> list[str]:
@@ -96,5 +165,5 @@ def _weights(files: Sequence[Path]) -> list[str]:
     return [str(files[0])] if len(files) == 1 else [f"{folder} ({count} weights)" for folder, count in folders.items()]
 
 
-def _verdict(findings: Sequence[object]) -> str:
+def _verdict(findings: Sequence[Any]) -> str:
     return "no objections" if not findings else f"good, with {len(findings)} remark(s)"

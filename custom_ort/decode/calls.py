@@ -1,0 +1,154 @@
+"""One run of a decoder: the arrays that its inputs take, and binding them with the caches in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from custom_ort.decode.pages import Growth
+from custom_ort.sessions import dtype_of, refused
+from custom_ort.values import element_type, view_of
+from ir_ops.decode_plan import DecodePlan
+from ir_ops.dtypes import Array, DType, by_name
+from ir_ops.errors import BadInput, BadModel
+
+Tokens = Array | Sequence[Sequence[int]] | Sequence[Array]
+"""Integers ``[B, S]``, or B rows of any lengths."""
+
+
+def ragged(tokens: Tokens, mask: Array | None) -> list[Array]:
+    """One vector of integers for each row, without what ``mask`` calls padding.
+
+    Raises:
+        BadInput: no rows, an empty row, other numbers than integers, or a mask of another shape.
+    """
+    try:
+        rows = [np.asarray(row) for row in tokens]
+    except (TypeError, ValueError) as error:
+        raise BadInput("these are no rows of integers", found=str(error), wanted="[B, S], or B lists") from None
+    if mask is not None:
+        keep = np.asarray(mask)
+        if keep.shape != (len(rows), len(rows[0]) if rows else 0) or any(len(row) != keep.shape[1] for row in rows):
+            raise BadInput(
+                "a mask has one number for each id", found=str(list(keep.shape)), wanted=f"[{len(rows)}, ids of a row]"
+            )
+        rows = [row[keep[number] != 0] for number, row in enumerate(rows)]
+    if not rows:
+        raise BadInput("no sequence is named", found="0 rows", wanted="1 or more")
+    for number, row in enumerate(rows):
+        if row.ndim != 1 or not row.size or row.dtype.kind not in "iu":
+            found = f"{row.dtype}{list(row.shape)}"
+            raise BadInput("a row is a vector of integers", where=f"row {number}", found=found, wanted="1 id or more")
+    return [row.astype(np.int64) for row in rows]
+
+
+@dataclass
+class Batch:
+    """The arrays of one run.
+
+    Attributes:
+        inputs: role -> array.
+        rows: the batch row of each sequence.
+        last: the place of the last token in each of these rows.
+        window: the pages that the caches are bound with.
+    """
+
+    inputs: dict[str, Array]
+    rows: list[int]
+    last: list[int]
+    window: slice
+
+
+def batch_of(
+    plan: DecodePlan, ids: Sequence[Array], positions: Sequence[Array], grown: Sequence[Growth], page_size: int,
+    capacity: int,
+) -> Batch:  # fmt: skip
+    """What the roles of :mod:`ir_ops.decode_plan` hold, tokens on the left, padding on the right.
+
+    Caches that are not paged have a batch row for each page: rows between the sequences of the call are there too, with
+    no tokens.
+    """
+    counts = [len(row) for row in ids]
+    if plan.paged:
+        rows, window = list(range(len(ids))), slice(None)
+    else:
+        pages = [item.pages[0] for item in grown]
+        rows, window = [page - min(pages) for page in pages], slice(min(pages), max(pages) + 1)
+    size, longest = max(rows) + 1, max(counts)
+    inputs: dict[str, Array] = {
+        "ids": np.zeros((size, longest), np.int64),
+        "positions": np.zeros((size, longest), np.int64),
+        "slots": np.full((size, longest), -1, np.int64),
+        "block_table": np.zeros((size, -(-capacity // page_size)), np.int32),
+        "query_lengths": np.zeros(size, np.int64),
+        "kv_lengths": np.zeros(size, np.int64),
+    }
+    for row, count, tokens, places, item in zip(rows, counts, ids, positions, grown, strict=True):
+        inputs["ids"][row, :count] = tokens
+        inputs["positions"][row, :count] = places
+        token = np.arange(item.length - count, item.length)
+        page = np.asarray(item.pages)[token // page_size]
+        inputs["slots"][row, :count] = page * page_size + token % page_size if plan.paged else token
+        inputs["block_table"][row, : len(item.pages)] = item.pages
+        inputs["query_lengths"][row] = count
+        inputs["kv_lengths"][row] = item.length
+    if plan.paged:
+        inputs["slots"] = inputs["slots"].reshape(-1)
+    return Batch(inputs, rows, [count - 1 for count in counts], window)
+
+
+class Call:
+    """A session whose inputs are bound by role, with every cache output in the memory of its input.
+
+    Raises:
+        BadModel: the plan names what the model does not have, or the model has inputs that the plan does not name.
+    """
+
+    def __init__(self, session: Any, plan: DecodePlan, where: str) -> None:
+        self._session, self._plan = session, plan
+        self._types = {entry.name: by_name(dtype_of(entry)) for entry in session.get_inputs()}
+        outputs = [entry.name for entry in session.get_outputs()]
+        named = [*plan.inputs.values(), *(port.input for port in plan.caches)]
+        missing = [name for name in named if name not in self._types]
+        missing += [name for name in (plan.logits, *(port.output for port in plan.caches)) if name not in outputs]
+        free = [name for name in self._types if name not in named]
+        if missing or free:
+            found = f"no {missing[0]} in the model" if missing else f"input {free[0]} without a role"
+            raise BadModel("the model does not fit its decode plan", where=where, found=found)
+        self._other = [name for name in outputs if name not in {port.output for port in plan.caches}]
+        self._io = session.io_binding()
+
+    def dtype(self, name: str) -> DType:
+        """Element type of an input."""
+        return self._types[name]
+
+    def run(self, batch: Batch, caches: Mapping[str, Array]) -> Array:
+        """Runs once: logits ``[sequences, V]`` of the last token of each.
+
+        Raises:
+            BadInput: onnxruntime or an operator refuses the run.
+        """
+        arrays = {}  # onnxruntime keeps pointers only
+        for role, name in self._plan.inputs.items():
+            arrays[name] = np.ascontiguousarray(batch.inputs[role], self._types[name].np)
+        for port in self._plan.caches:
+            arrays[port.input] = caches[port.input][batch.window]
+        for name, array in arrays.items():
+            self._io.bind_input(name, "cpu", 0, element_type(array).onnx, list(array.shape), array.ctypes.data)
+        for name in self._other:
+            self._io.bind_output(name, "cpu")
+        for port in self._plan.caches:
+            array = arrays[port.input]
+            number = element_type(array).onnx
+            self._io.bind_output(port.output, "cpu", 0, number, list(array.shape), array.ctypes.data)
+        try:
+            self._session.run_with_iobinding(self._io)
+        except Exception as error:
+            raise refused(error) from None
+        place = self._other.index(self._plan.logits)
+        logits = view_of(self._io.get_outputs()[place])
+        picked: Array = logits[batch.rows, batch.last]  # a copy: the value dies with the next run
+        return picked

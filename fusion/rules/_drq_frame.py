@@ -1,0 +1,274 @@
+"""The joined facts of a DequantRopeQuantKvcache site, and how its rows are counted: by batch, or one by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from fusion.candidate import Refused
+from fusion.emit import Emitter
+from fusion.facts.dequantised import Dequantised
+from fusion.facts.graph import GraphView
+from fusion.facts.operand import Columns, Table
+from fusion.facts.parameters import Part
+from fusion.facts.probe import Numbers, Probe
+from fusion.facts.rotated import Rotated
+from fusion.facts.rotation import Rotation
+from fusion.facts.rows import Row
+from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
+from fusion.facts.settle import settle, start_sizes
+from fusion.facts.sizes import Sizes
+from fusion.region import closure
+from fusion.rules import _cache_op as common
+from ir_ops.dtypes import Array
+
+FRESH_SEED = 5
+"""Sizes that no fact is read under (the third row of the small sizes)."""
+CONTIGUOUS, PAGE = "contiguous", "page"
+
+
+@dataclass
+class Inputs:
+    """The joined facts.
+
+    Attributes:
+        mode: ``cache_mode``.
+        key, value: rows of k_cache and v_cache.
+        queries: rotated rows that are delivered.
+        parts: per kind of rows (query, key, value), per probe, the elements of one value that they are made of, in
+            the operator's column order.
+        dequantised: the same rows as int32 sums; None where x is a float value.
+    """
+
+    mode: str
+    key: Row
+    value: Row
+    queries: Rotated
+    parts: tuple[list[Part], list[Part], list[Part]]
+    dequantised: tuple[list[Dequantised], list[Dequantised], list[Dequantised]] | None = None
+
+    @property
+    def rows(self) -> tuple[Row, Row]:
+        return self.key, self.value
+
+    @property
+    def x_parts(self) -> tuple[list[Part], list[Part], list[Part]]:
+        """The elements that x holds."""
+        if self.dequantised is None:
+            return self.parts
+        query, key, value = ([item.sums for item in rows] for rows in self.dequantised)
+        return query, key, value
+
+    @property
+    def rotations(self) -> list[Rotation]:
+        """The keys' rotation under each probe."""
+        return [entry.rotation for entry in self.key.views if entry.rotation is not None]
+
+    def sources(self) -> list[ir.Value]:
+        """What the rows are computed from."""
+        if self.dequantised is None:
+            return [parts[0].value for parts in self.parts]
+        return [value for rows in self.dequantised for value in rows[0].sources]
+
+
+def halves(position: Array) -> Array:
+    """Columns of adjacent pairs in the order of the operator: first elements, then second ones."""
+    return np.concatenate([position[..., 0::2], position[..., 1::2]], axis=-1)
+
+
+class Frame:
+    """What all parts of a site need to know.
+
+    Attributes:
+        columns: where query, key and value rows come from.
+        width, heads, query_heads: D, Nkv and Nq.
+        flat: x is ``[T, H]``; otherwise ``[B, S, H]``.
+        kind: the float type of the rotation.
+        region: nodes between the sources and the caches; ``region_ids`` their ids.
+    """
+
+    def __init__(self, view: GraphView, emit: Emitter, inputs: Inputs) -> None:
+        self.view, self.emit, self.inputs = view, emit, inputs
+        _, self.heads, self.width = inputs.key.write.probes[0].source.shape
+        self.query_heads = inputs.parts[0][0].position.shape[1]
+        self.columns = [
+            common.agreed_columns(parts, what)
+            for parts, what in zip(inputs.x_parts, ("queries", "keys", "values"), strict=True)
+        ]
+        self.flat = self._is_flat()
+        self.cos, self.sin = (self._table(name) for name in ("cos", "sin"))
+        ends = [*(row.write.out for row in inputs.rows), inputs.queries.value]
+        self.region = closure(ends, self.stops())
+        self.region_ids = {id(node) for node in self.region}
+        self.kind = self._kind()
+
+    @property
+    def key_columns(self) -> Columns:
+        return self.columns[1]
+
+    @property
+    def value_columns(self) -> Columns:
+        return self.columns[2]
+
+    def _is_flat(self) -> bool:
+        """Rows one by one, where x has them so and no run of rows is counted."""
+        if self.inputs.mode == CONTIGUOUS or self.key_columns.by_head:
+            return False
+        return len(self.key_columns.shape) != 3
+
+    def _kind(self) -> str:
+        """The type in which cos and sin meet rows."""
+        found = set()
+        for table in (self.cos, self.sin):
+            found |= common.facing_types(self.view, table.value, self.region_ids)
+        if len(found) != 1:
+            raise Refused(
+                "mixed-types", "cos and sin meet the rows in one element type", " and ".join(sorted(found)), "one type",
+                "", self.cos.value,
+            )  # fmt: skip
+        return found.pop()
+
+    def split(self, number: int) -> tuple[int, int]:
+        """Batch and tokens under one probe."""
+        written = self.inputs.key.write.probes[number]
+        if self.inputs.mode == CONTIGUOUS:
+            return written.batch, written.tokens
+        lead = self.inputs.x_parts[1][number].source.shape[:-1]
+        if self.key_columns.by_head:
+            return lead[0], lead[2]
+        total = written.source.shape[0]
+        for shape in (lead, self.inputs.rotations[number].cos_source.shape[:-1]):
+            sizes = [size for size in shape if size != 1]
+            if len(sizes) == 2 and sizes[0] * sizes[1] == total:
+                return sizes[0], sizes[1]
+            if len(sizes) == 1 and 1 < sizes[0] < total and total % sizes[0] == 0:
+                return total // sizes[0], sizes[0]
+        if len(lead) == 2 and lead[0] * lead[1] == total:
+            return lead[0], lead[1]
+        return written.batch, written.tokens
+
+    def _table(self, name: str) -> Table:
+        parts = []
+        for number, rotation in enumerate(self.inputs.rotations):
+            cos, sin = (rotation.cos_source, rotation.cos), (rotation.sin_source, rotation.sin)
+            parts.append((Part(*(cos if name == "cos" else sin)), *self.split(number)))
+        return common.agreed_table(parts, name)
+
+    def feeds(self) -> list[ir.Value]:
+        """The values at which the region begins."""
+        found = [*self.inputs.sources(), self.cos.value, self.sin.value]
+        for row in self.inputs.rows:
+            found += [row.write.cache, row.write.slots.value]
+            found += common.parameter_values(row)
+        return list({id(value): value for value in found}.values())
+
+    def stops(self) -> set[int]:
+        """Ids of the values at which the region begins."""
+        return {id(value) for value in self.feeds()}
+
+    def sums(self) -> set[int]:
+        """Ids of the int32 values that are data."""
+        if self.inputs.dequantised is None:
+            return set()
+        return {id(rows[0].sums.value) for rows in self.inputs.dequantised}
+
+    def draws(self) -> dict[int, str]:
+        """What the proof feeds as int32 data, and what as scales."""
+        scales = [
+            part for row in self.inputs.rows if (scale := row.views[0].scale) is not None for part, _ in scale.parts
+        ]
+        for rows in self.inputs.dequantised or ():
+            scales += [part for part, _ in (rows[0].weight.parts if rows[0].weight is not None else [])]
+            scales += [part for part, _ in rows[0].activation]
+        linear = [row.peeled.linear[0] for row in self.inputs.rows if row.peeled is not None and row.peeled.linear]
+        found = {id(value): "scale" for value in (*(part.value for part in scales), *linear)}
+        return found | dict.fromkeys(self.sums(), "sums")
+
+    def own_probes(self) -> list[Probe]:
+        return [entry.view.probe for entry in self.inputs.key.views]
+
+    def shape(self, value: ir.Value) -> tuple[int, ...]:
+        """A value's shape under the first probe."""
+        return self.own_probes()[0].shape(value) or ()
+
+    # dims -----------------------------------------------------------------------------------------------------------
+
+    def batch_dim(self) -> int | ir.Value:
+        """B, as a number or a vector of one element."""
+        return self._told([self.split(number)[0] for number in range(len(self.inputs.rotations))], "batch")
+
+    def tokens_dim(self) -> int | ir.Value:
+        """S, as a number or a vector of one element."""
+        return self._told([self.split(number)[1] for number in range(len(self.inputs.rotations))], "tokens")
+
+    def _told(self, sizes: list[int], what: str) -> int | ir.Value:
+        found = self.dim(sizes, what)
+        if found is None:
+            raise Refused(
+                "row-order", f"the size of {what} can be told", "no value has such a dim", "rows by batch", ""
+            )
+        return found
+
+    def dim(self, sizes: list[int], part: str) -> int | ir.Value | None:
+        """A dim with these sizes under the probes: of a source of the site, else of a graph input."""
+        own = [self.key_columns.value, self.inputs.key.write.slots.value, self.cos.value]
+        return common.dim_like(self.emit, self.own_probes(), sizes, [*own, *self.view.graph.inputs], part)
+
+    # trial sizes ----------------------------------------------------------------------------------------------------
+
+    def probes(self) -> list[Probe]:
+        """Trial sizes under which both caches have one shape."""
+        return [
+            self._fitted(item.probe.seed, item.probe.numbers, item.probe.sizes) for item in self.inputs.key.write.probes
+        ]
+
+    def fresh_probe(self) -> Probe | None:
+        """A trial size that no fact was read under: a number mistaken for static shows there. None when none fits."""
+        write = self.inputs.key.write
+        sizes = start_sizes(self.view, FRESH_SEED, write.out)
+        try:
+            probe = self._fitted(FRESH_SEED, write.probes[0].probe.numbers, sizes)
+        except (Refused, Conflict, OutOfRange, Unsupported):
+            return None
+        array = probe.array(write.slots.value)
+        if array is None:
+            return None
+        by_batch = write.slots.form != "slot" and array.ndim
+        lines = array.reshape(-1, array.shape[-1]) if by_batch else array.reshape(1, -1)
+        distinct = write.slots.start or all(len(np.unique(line)) == len(line) for line in lines)
+        return probe if distinct else None
+
+    def _fitted(self, seed: int, numbers: Numbers, sizes: Sizes) -> Probe:
+        """A probe for both writes and all sources, caches made equal."""
+        key, value = (row.write for row in self.inputs.rows)
+        targets = [key.out, value.out, key.cache, value.cache, self.inputs.queries.value, *self.feeds()]
+        while True:
+            probe = settle(self.view, seed, numbers, targets, sizes)
+            unequal = self._unequal(probe)
+            if unequal is None:
+                return probe
+            sizes = probe.sizes.copy()
+            if not sizes.unify(*unequal):
+                raise Refused(
+                    "kv-sizes-differ", "both caches have one shape, and all rows the same tokens (DRQ-07)",
+                    f"sizes {unequal[0]} and {unequal[1]}", "equal sizes", "give both caches one shape", value.cache,
+                )  # fmt: skip
+
+    def _unequal(self, probe: Probe) -> tuple[int, int] | None:
+        """Two sizes that the operator wants equal and that are not yet."""
+        left, right = (probe.shape(row.write.cache) or () for row in self.inputs.rows)
+        pairs = list(zip(left, right, strict=False))
+        leads = [_lead(columns, probe.shape(columns.value) or ()) for columns in self.columns]
+        for lead in (leads[0], leads[2]):
+            if len(lead) == len(leads[1]):
+                pairs += zip(leads[1], lead, strict=True)
+        return next((pair for pair in pairs if pair[0] != pair[1]), None)
+
+
+def _lead(columns: Columns, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The sizes in front of the columns and heads."""
+    if columns.by_head:
+        return shape[:1] + shape[2:3]
+    return shape[: len(columns.shape) - 1]

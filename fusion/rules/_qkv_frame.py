@@ -1,0 +1,257 @@
+"""The joined facts of a QkvRmsNormRopeCache site, its trial sizes, and dims that can be told from values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from fusion.candidate import Refused
+from fusion.emit import Emitter
+from fusion.facts.graph import GraphView, dtype_name
+from fusion.facts.heads import Heads
+from fusion.facts.norm import NormFact
+from fusion.facts.operand import Columns, Table
+from fusion.facts.parameters import Part
+from fusion.facts.probe import Numbers, Probe
+from fusion.facts.rotation import Rotation
+from fusion.facts.rows import Row
+from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
+from fusion.facts.settle import settle, start_sizes
+from fusion.facts.sizes import Sizes
+from fusion.region import closure
+from fusion.rules import _cache_op as common
+from fusion.rules._norm_rows import gamma_columns, through_norm
+from ir_ops.dtypes import Array
+
+FRESH_SEED = 5
+"""Sizes that no fact is read under."""
+
+
+def halves(position: Array) -> Array:
+    """Columns with the pairs of a rotation adjacent, as a low and a high half."""
+    return np.concatenate([position[..., 0::2], position[..., 1::2]], axis=-1)
+
+
+@dataclass
+class Turned:
+    """Normalised and rotated heads: of the keys or of the queries.
+
+    Attributes:
+        norm: their norm.
+        probes, rotations: trial sizes, and the rotation under each.
+        columns: where they come from, in the operator's column order.
+        gamma: the gamma element of each column.
+    """
+
+    norm: NormFact
+    probes: list[Probe]
+    rotations: list[Rotation]
+    columns: Columns
+    gamma: Array
+
+
+def turned(
+    view: GraphView, norm: NormFact, probes: list[Probe], rotations: list[Rotation], what: str, value: ir.Value
+) -> Turned:
+    """Looks through rotation and norm to the columns of a source.
+
+    Raises:
+        Refused: only some columns are rotated, or the norm spans something else than a head.
+    """
+    width = rotations[0].position.shape[2]
+    if (rotations[0].start, rotations[0].width) != (0, width):
+        last = rotations[0].start + rotations[0].width - 1
+        raise Refused(
+            "rope-columns", f"all columns of the {what} heads are rotated",
+            f"columns {rotations[0].start} to {last} of {width}", "all columns", "", value,
+        )  # fmt: skip
+    rows = [Part(rotation.source, halves(rotation.position)) for rotation in rotations]
+    gamma = gamma_columns(rows, norm)
+    behind = [through_norm(view, probe, norm, part) for probe, part in zip(probes, rows, strict=True)]
+    return Turned(norm, probes, rotations, common.agreed_columns(behind, what), gamma)
+
+
+class Frame:
+    """What all parts of a site need to know.
+
+    Attributes:
+        key, value: rows of the caches; the value rows have heads as wide as the keys'.
+        queries: the rotated queries.
+        q, k: queries and keys, norms and rotations looked through; v: where the values come from.
+        width: D.
+        kind: the operator's float type.
+        cos, sin: the tables.
+        delivered: the value that the operator's q_out stands for.
+        region: nodes between the sources and the results; region_ids: their ids.
+    """
+
+    def __init__(
+        self, view: GraphView, emit: Emitter, key: Row, value: Row, queries: Heads, k: Turned, q: Turned
+    ) -> None:
+        self.view, self.emit, self.key, self.value, self.queries, self.k, self.q = (
+            view, emit, key, value, queries, k, q,
+        )  # fmt: skip
+        self.v = common.agreed_columns([entry.x for entry in value.views], "values")
+        self.width = k.columns.columns.shape[1]
+        self.kind = self._kind()
+        self.cos, self.sin = self._table("cos"), self._table("sin")
+        self.delivered = queries.value
+        self.region: list[ir.Node] = []
+        self.region_ids: set[int] = set()
+
+    def deliver(self, value: ir.Value) -> None:
+        """Settles which value q_out stands for, and with it the region."""
+        self.delivered = value
+        outputs = [self.key.write.out, self.value.write.out, value]
+        self.region = closure(outputs, {id(item) for item in self.feeds()})
+        self.region_ids = {id(node) for node in self.region}
+
+    @property
+    def rows(self) -> tuple[Row, Row]:
+        return self.key, self.value
+
+    @property
+    def heads(self) -> list[int]:
+        """Nq, Nk, Nv."""
+        return [len(columns.columns) for columns in (self.q.columns, self.k.columns, self.v)]
+
+    @property
+    def key_columns(self) -> Columns:
+        return self.k.columns
+
+    @property
+    def value_columns(self) -> Columns:
+        return self.v
+
+    def _kind(self) -> str:
+        """The operator's float type: that of the plain caches, else of the projected row."""
+        plain = {dtype_name(row.write.cache) for row in self.rows if row.peeled is None}
+        if len(plain) > 1:
+            raise Refused("mixed-types", "both plain caches have one type", " and ".join(sorted(plain)), "one type")
+        return plain.pop() if plain else dtype_name(self.k.columns.value)
+
+    def split(self, number: int, turned: Turned | None = None) -> tuple[int, int]:
+        """Batch and tokens under one trial size."""
+        rows = turned or self.k
+        probe, rotation = rows.probes[number], rows.rotations[number]
+        total = rotation.position.shape[0]
+        lead = (probe.shape(rows.columns.value) or ())[: len(rows.columns.shape) - 1]
+        if rows.columns.by_head:
+            return lead[0], lead[2]
+        for shape in (lead, rotation.cos_source.shape[:-1]):
+            sizes = [size for size in shape if size != 1]
+            if len(sizes) == 2 and sizes[0] * sizes[1] == total:
+                return sizes[0], sizes[1]
+            if len(sizes) == 1 and 1 < sizes[0] < total and total % sizes[0] == 0:
+                return total // sizes[0], sizes[0]
+        return total, 1
+
+    def _table(self, name: str) -> Table:
+        """cos or sin of the keys; that of the queries must be the same."""
+        key, query = (self._own_table(rows, name) for rows in (self.k, self.q))
+        same = self.view.number(key.value) == self.view.number(query.value)
+        alike = key.width == query.width and np.array_equal(key.columns, query.columns)
+        if not same or not alike or (key.per_batch, key.per_token) != (query.per_batch, query.per_token):
+            raise Refused(
+                "rope-tables", f"queries and keys are rotated by one {name}",
+                f"{query.value.name} and {key.value.name}" if not same else f"other columns of {key.value.name}",
+                "one table", "", query.value,
+            )  # fmt: skip
+        return key
+
+    def _own_table(self, rows: Turned, name: str) -> Table:
+        parts = []
+        for number, rotation in enumerate(rows.rotations):
+            cos, sin = Part(rotation.cos_source, rotation.cos), Part(rotation.sin_source, rotation.sin)
+            parts.append((cos if name == "cos" else sin, *self.split(number, rows)))
+        return common.agreed_table(parts, name)
+
+    def feeds(self) -> list[ir.Value]:
+        """The values at which the region begins."""
+        found = [self.q.columns.value, self.k.columns.value, self.v.value, self.cos.value, self.sin.value]
+        # equal tables that are computed twice
+        found += [rotation.cos_source.value for rotation in self.q.rotations[:1]]
+        found += [rotation.sin_source.value for rotation in self.q.rotations[:1]]
+        found += [norm.gamma for norm in (self.q.norm, self.k.norm) if norm.gamma is not None]
+        for row in self.rows:
+            found += [row.write.cache, row.write.slots.value, *common.parameter_values(row)]
+        return list({id(value): value for value in found}.values())
+
+    def own_probes(self) -> list[Probe]:
+        return self.k.probes
+
+    def shape(self, value: ir.Value) -> tuple[int, ...]:
+        """A value's shape under the first trial size."""
+        return self.own_probes()[0].shape(value) or ()
+
+    def dim(self, sizes: list[int], part: str) -> int | ir.Value | None:
+        """A dim with these sizes under the trials: of a source of the site, else of a graph input."""
+        own = [self.k.columns.value, self.key.write.slots.value, self.cos.value]
+        return common.dim_like(self.emit, self.own_probes(), sizes, [*own, *self.view.graph.inputs], part)
+
+    def dims(self, part: str) -> tuple[int | ir.Value, int | ir.Value]:
+        """B and S, as numbers or vectors of one element."""
+        split = [self.split(number) for number in range(len(self.own_probes()))]
+        found = [self.dim([sizes[place] for sizes in split], part) for place in (0, 1)]
+        batch, tokens = found
+        if batch is None or tokens is None:
+            raise Refused(
+                "rope-tables", "cos and sin can be spread over batch and tokens", "no value has such dims",
+                "rows by batch and token", "", self.cos.value,
+            )  # fmt: skip
+        return batch, tokens
+
+    # trial sizes of the proof --------------------------------------------------------------------------------------
+
+    def probes(self) -> list[Probe]:
+        """Trial sizes under which both caches have the shapes that the operator wants."""
+        written = [view.probe for view in self.key.write.probes]
+        return [self._fitted(probe.seed, probe.numbers, probe.sizes) for probe in written]
+
+    def fresh_probe(self) -> Probe | None:
+        """A trial size that no fact was read under: a number mistaken for static shows there. None when none fits."""
+        write = self.key.write
+        try:
+            probe = self._fitted(
+                FRESH_SEED, write.probes[0].probe.numbers, start_sizes(self.view, FRESH_SEED, write.out)
+            )
+        except (Refused, Conflict, OutOfRange, Unsupported):
+            return None
+        slots = probe.array(write.slots.value)
+        return probe if slots is not None and len(np.unique(slots)) == slots.size else None
+
+    def _fitted(self, seed: int, numbers: Numbers, sizes: Sizes) -> Probe:
+        key, value = self.key.write, self.value.write
+        targets = [key.out, value.out, key.cache, value.cache, self.delivered, *self.feeds()]
+        while True:
+            probe = settle(self.view, seed, numbers, targets, sizes)
+            unequal = self._unequal(probe)
+            if unequal is None:
+                return probe
+            sizes = probe.sizes.copy()
+            if not sizes.unify(*unequal):
+                raise Refused(
+                    "qkv-sizes-differ", "queries, keys and values have the same tokens, both caches the same pages",
+                    f"sizes {unequal[0]} and {unequal[1]}", "equal sizes", "give both caches one shape", value.cache,
+                )  # fmt: skip
+
+    def _unequal(self, probe: Probe) -> tuple[int, int] | None:
+        """Two sizes that the operator wants equal and that are not yet."""
+        writes = [row.write for row in self.rows]
+        shapes = [probe.shape(write.cache) or () for write in writes]
+        rows = [shape[common.rows_axis(write)] for write, shape in zip(writes, shapes, strict=True)]
+        pairs = [(shapes[0][0], shapes[1][0]), (rows[0], rows[1])]
+        leads = [_lead(probe, columns) for columns in (self.k.columns, self.q.columns, self.v)]
+        for lead in leads[1:]:
+            same = len(lead) == len(leads[0])
+            pairs += zip(leads[0], lead, strict=True) if same else [(math.prod(leads[0]), math.prod(lead))]
+        return next((pair for pair in pairs if pair[0] != pair[1]), None)
+
+
+def _lead(probe: Probe, columns: Columns) -> tuple[int, ...]:
+    """Batch and token dims of a source."""
+    lead = (probe.shape(columns.value) or ())[: len(columns.shape) - 1]
+    return (lead[0], lead[2]) if columns.by_head else lead
