@@ -11,6 +11,7 @@ from fusion.facts.graph import GraphView
 from fusion.facts.large_caches import find_large
 from fusion.facts.norm import NormFact, find_norms
 from fusion.facts.parameters import Reason
+from fusion.facts.rotations import Rotations
 from fusion.facts.rows import Row
 from fusion.facts.settle import Survey
 from fusion.facts.sharing import SharedRows, read_writes
@@ -29,6 +30,7 @@ class Facts:
         rows: the rows of each write in the order of ``writes``; a Reason where they have no known meaning.
         others: outputs that carry a cache on without an in-place write.
         trials: probes of the whole graph.
+        rotations: rotations anywhere, found when asked for.
         standing: what is still computed once the fusions accepted so far are in the graph.
     """
 
@@ -38,6 +40,7 @@ class Facts:
     rows: list[Row | Reason]
     others: list[NotAWrite]
     trials: Trials
+    rotations: Rotations
     standing: Standing = field(default_factory=Standing)
 
     def left(self) -> Facts:
@@ -71,4 +74,5 @@ def analyse(graph: ir.Graph, opset: int) -> Facts:
     others = [item for item in found if isinstance(item, NotAWrite)]
     trials = Trials(view, [item.probe for item in writes[0].probes] if writes else ())
     rows = SharedRows(view, norms)
-    return Facts(view, norms, writes, [rows.read(write) for write in writes], others, trials)
+    read = [rows.read(write) for write in writes]
+    return Facts(view, norms, writes, read, others, trials, Rotations(view, trials))
