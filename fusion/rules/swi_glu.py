@@ -10,6 +10,7 @@ import onnx_ir as ir
 from fusion.candidate import Candidate, EmitterFactory, Refused
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import dims_of, dtype_name
+from fusion.facts.probe import Probe
 from fusion.facts.swiglu import GatedFact, find_gated
 from fusion.facts.symbolic import Symbolic
 from fusion.facts.terms import Unreadable
@@ -45,7 +46,7 @@ class SwiGluRule:
                         continue
                     told.add(id(source))
                     raise Refused(
-                        "swiglu-experts", "one feed-forward part reads a value", f"{members[id(source)]} read {source.name}",
+                        "swiglu-experts", "one feed-forward part reads a value", f"{members[id(source)]} do",
                         f"fewer than {EXPERTS}", "leave experts to an operator for all of them", fact.y,
                     )  # fmt: skip
                 candidates.append(_build(facts, new_emitter, fact, layer))
@@ -108,7 +109,9 @@ def _build(facts: Facts, new_emitter: EmitterFactory, fact: GatedFact, layer: in
     return block.candidate(facts, made_block, replaced, feeds, region, probes, RULE.size)
 
 
-def _trials(facts: Facts, results: list[ir.Value], feeds: list[ir.Value], region: list[ir.Node]):  # type: ignore[no-untyped-def]
+def _trials(
+    facts: Facts, results: list[ir.Value], feeds: list[ir.Value], region: list[ir.Node]
+) -> tuple[list[Probe], Probe | None]:
     """Trial sizes: of gate and up by themselves where their rank is known, else of the whole graph."""
     dims = [dims_of(value) for value in feeds]
     if len(feeds) == 2 and dims[0] and block.is_closed(facts, region, feeds):

@@ -74,22 +74,23 @@ def test_float32_inside_half_precision() -> None:
     assert not result.ops_after["Cast"]
 
 
+def gelu(g: Graph) -> dict[str, str]:
+    inner = g.op("Add", g.op("Erf", g.op("Mul", "x", g.scalar(0.7071))), g.scalar(1.0))
+    return {"y": g.op("Mul", g.op("Mul", "x", inner), "u")}
+
+
+def sigmoid_of(inner: Callable[[Graph], str]) -> Build:
+    return lambda g: {"y": g.op("Mul", g.op("Mul", "x", g.op("Sigmoid", inner(g))), "u")}
+
+
 TRAPS: dict[str, tuple[Build, str]] = {
-    "activated by another value": (lambda g: {"y": g.op("Mul", g.op("Mul", "x", g.op("Sigmoid", "w")), "u")}, "swiglu-form"),
-    "scaled sigmoid": (
-        lambda g: {"y": g.op("Mul", g.op("Mul", "x", g.op("Sigmoid", g.op("Mul", "x", g.scalar(1.702)))), "u")},
-        "swiglu-form",
-    ),
+    "activated by another value": (sigmoid_of(lambda g: "w"), "swiglu-form"),
+    "scaled sigmoid": (sigmoid_of(lambda g: g.op("Mul", "x", g.scalar(1.702))), "swiglu-form"),
     "sigmoid gate alone": (lambda g: {"y": g.op("Mul", g.op("Sigmoid", "x"), "u")}, ""),
     "no gate": (lambda g: {"y": silu(g, "x")}, ""),
-    "gelu": (
-        lambda g: {
-            "y": g.op("Mul", g.op("Mul", "x", g.op("Add", g.op("Erf", g.op("Mul", "x", g.scalar(0.7071))), g.scalar(1.0))), "u")
-        },
-        "",
-    ),
+    "gelu": (gelu, ""),
     "up broadcasts": (lambda g: {"y": g.op("Mul", silu(g, "x"), "b")}, "swiglu-shape"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", TRAPS)
