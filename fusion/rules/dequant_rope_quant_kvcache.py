@@ -105,14 +105,20 @@ def _sums(view: GraphView, inputs: Inputs) -> Inputs | NotDequantised | None:
 def _partner(facts: Facts, key: Row, values: list[Row]) -> Row | None:
     """The plain rows written with rotated ones: at the same slots, from the same value if there is one.
 
-    None where neither has an int8 cache: that is another operator's place.
+    None where no cache is int8, or where normalised rows are the partner: that is another operator's place.
     """
     view, write = facts.view, key.write
     same = [row for row in values if same_slots(view, write, row.write)]
     if same:
         return min(same, key=lambda row: _distance(facts, key, row))
-    if dtype_name(write.cache) != "int8" or not values:
+    others = [row for row in facts.rows if isinstance(row, Row) and row.norm is not None]
+    if dtype_name(write.cache) != "int8" or any(same_slots(view, write, row.write) for row in others):
         return None
+    if not values:
+        raise Refused(
+            "kv-no-partner", f"rotated rows in {write.cache.name} have a partner cache", "no cache with plain rows",
+            "an int8 cache with plain rows at the same slots", "", write.out,
+        )  # fmt: skip
     other = min(values, key=lambda row: _distance(facts, key, row)).write
     raise Refused(
         "kv-slots-differ", "both caches are written at the same slots in the same layout",
