@@ -65,7 +65,7 @@ def start_sizes(view: GraphView, seed: int, out: ir.Value | None = None, run: in
     Dims that only caches have get large sizes, caches of one form the same. The smallest go to the inputs that ``out``
     is computed from, so that its tokens fit; writes from the same inputs (layers of one decoder) share their sizes.
     """
-    near = frozenset() if out is None else _inputs_behind(view, out) - view.caches
+    near = frozenset() if out is None else inputs_behind(view, out) - view.caches
     key = ("sizes", seed, near, run, multiple, len(view.caches))
     known: Sizes | None = view.kept.get(key)
     if known is None:
@@ -92,11 +92,13 @@ def _start_sizes(view: GraphView, sizes: Sizes, near: frozenset[int]) -> Sizes:
             symbol = symbol_name(value, axis, dim)
             own = id(value) in view.caches and symbol not in elsewhere
             like = roles.setdefault((form, axis), symbol) if own else symbol
-            sizes.add(symbol, large=own and axis > 0, like=like if like != symbol else "")
+            # of three dims, a first one that alone is open counts rows, not pages
+            large = own and (axis > 0 or (len(dims) == 3 and None not in form[1][1:]))
+            sizes.add(symbol, large=large, like=like if like != symbol else "")
     return sizes
 
 
-def _inputs_behind(view: GraphView, value: ir.Value) -> frozenset[int]:
+def inputs_behind(view: GraphView, value: ir.Value) -> frozenset[int]:
     """Ids of the graph inputs that a value is computed from."""
     if _BEHIND not in view.kept:
         view.kept[_BEHIND] = _input_masks(view)
