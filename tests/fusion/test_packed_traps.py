@@ -531,6 +531,10 @@ def test_refusal_says_what_was_found_and_what_was_wanted(name: str) -> None:
         assert TRAPS[name].code in [refusal.code for refusal in result.refusals]
 
 
+RARELY = ("HalfUpForHalfEven", "SymmetricLimits", "ValuesNarrower")
+"""Traps that differ at ties or at -128 only, or in shape."""
+
+
 @pytest.mark.parametrize("name", [name for name, item in TRAPS.items() if not item.choices and name not in RARELY])
 def test_trap_computes_something_else(name: str) -> None:
     model, _ = fused(name)
