@@ -133,8 +133,7 @@ def _slots_text(write: CacheWrite) -> str:
 
 def _distance(facts: Facts, key: Row, row: Row) -> tuple[bool, bool, bool, int]:
     """Nearer relations first: same source, same projected value, same layer, neighbouring outputs."""
-    outputs = [id(value) for value in facts.view.graph.outputs]
-    apart = abs(outputs.index(id(key.write.out)) - outputs.index(id(row.write.out)))
+    apart = abs(facts.view.output_place(key.write.out) - facts.view.output_place(row.write.out))
     siblings = from_one_value(facts.view, key.x, row.x)
     return key.x is not row.x, not siblings, facts.layer(key.write) != facts.layer(row.write), apart
 
