@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import onnx_ir as ir
 
-from ir_ops.dtypes import DType
+from ir_ops.dtypes import Array, DType
 from ir_ops.errors import BadInput, BadModel, BadUsage
 from ir_ops.files import replacing
 from ir_ops.ge.builder import GraphBuilder
-from ir_ops.ge.model import FRACTAL_NZ, Shape
+from ir_ops.ge.model import FRACTAL_NZ, Shape, TensorType, array_from_bytes
 from ir_ops.ge.nz import packed, storage_shape
 from ir_ops.ge.tensor import Tensor
 
@@ -198,10 +199,25 @@ def _replacing_folder(folder: Path) -> Iterator[Path]:
 
 
 def _read(tensor: ir.TensorProtocol, name: str = "") -> bytes:
+    """A weight's bytes. Of external data only these are read: onnx_ir would map the whole file for each tensor."""
     try:
-        return tensor.tobytes()
+        if not isinstance(tensor, ir.ExternalTensor):
+            return tensor.tobytes()
+        with Path(tensor.path).open("rb") as file:
+            file.seek(int(tensor.offset or 0))
+            data = file.read(tensor.nbytes)
+        if len(data) != tensor.nbytes:
+            raise ValueError(f"the file ends {tensor.nbytes - len(data)} bytes early")
     except (OSError, ValueError) as error:
         raise _unreadable(tensor, name, error) from None
+    return data
+
+
+def content(tensor: ir.TensorProtocol, dtype: DType, shape: Shape) -> Array:
+    """A weight's values. Raises BadModel when its file cannot be read."""
+    if not isinstance(tensor, ir.ExternalTensor) or dtype.np is None:
+        return np.asarray(tensor.numpy())
+    return array_from_bytes(_read(tensor), TensorType(dtype, shape))
 
 
 def _unreadable(tensor: ir.TensorProtocol, name: str, error: Exception) -> BadModel:
