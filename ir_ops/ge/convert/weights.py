@@ -95,7 +95,7 @@ class WeightPlan:
             return self._own_file(builder, tensor, dtype, shape, name)
         self.external_bytes += tensor.nbytes
         if isinstance(tensor, ir.ExternalTensor):
-            path, offset = Path(os.path.abspath(tensor.path)), int(tensor.offset or 0)
+            path, offset = os.path.abspath(tensor.path), int(tensor.offset or 0)
         else:
             path, offset = self._append(tensor, dtype, shape)
         return builder.file_constant(path, offset, tensor.nbytes, dtype, shape, name=name)
@@ -144,7 +144,7 @@ class WeightPlan:
         self._pieces[path] = [_Piece(tensor, dtype, shape, 0, layout)]
         return builder.const_file(f"{folder.name}/{path.name}", dtype, shape, name=name, layout=layout)
 
-    def _append(self, tensor: ir.TensorProtocol, dtype: DType, shape: Shape) -> tuple[Path, int]:
+    def _append(self, tensor: ir.TensorProtocol, dtype: DType, shape: Shape) -> tuple[str, int]:
         """A place in ``NAME.weights``; a file that would grow too large is followed by the next one."""
         assert self.out is not None
         end = 0
@@ -155,7 +155,7 @@ class WeightPlan:
             number, end = len(self._shared), 0
             self._shared.append(self.out.with_suffix(f".weights{'' if number == 0 else number}"))
         self._pieces.setdefault(self._shared[-1], []).append(_Piece(tensor, dtype, shape, end))
-        return Path(os.path.abspath(self._shared[-1])), end
+        return os.path.abspath(self._shared[-1]), end
 
     def sizes(self) -> dict[Path, int]:
         """Size of every file that :meth:`write` makes, by absolute path."""
@@ -246,7 +246,8 @@ def _weights(model: ir.Model) -> Iterator[ir.TensorProtocol]:
 
 def _check_target(model: ir.Model, out: Path) -> None:
     """Refuses to write over the model's own weights."""
-    taken = {Path(os.path.realpath(tensor.path)) for tensor in _weights(model) if isinstance(tensor, ir.ExternalTensor)}
+    files = {os.fspath(tensor.path) for tensor in _weights(model) if isinstance(tensor, ir.ExternalTensor)}
+    taken = {Path(os.path.realpath(file)) for file in files}
     folder = out.with_name(f"{out.stem}_weights")
     for path in taken:
         own = path.name.startswith(f"{out.stem}.weights") and path.parent == Path(os.path.realpath(out.parent))
