@@ -126,7 +126,8 @@ class _Search:
         if proof is None:
             return False
         self.found.proven.append((candidate, proof))
-        self.facts.standing.accept(candidate.replaced, candidate.emitter.nodes, candidate.stand_ins)
+        delivered = [*candidate.replaced, *candidate.shapes]
+        self.facts.standing.accept(delivered, candidate.emitter.nodes, candidate.stand_ins)
         self._written |= {id(buffer): candidate for buffer in _buffers(candidate)}
         return True
 

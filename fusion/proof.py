@@ -144,9 +144,11 @@ def _stands_for(probes: list[Probe], sizes: tuple[int, ...], large: int) -> bool
 
 
 def _own_type(candidate: Candidate) -> str:
-    """The float type that the site computes in: that of its first float operand."""
+    """The float type that the site rounds to: the narrowest inside it, else that of its first float operand."""
+    inside = {dtype_name(item) for node in candidate.region for item in node.outputs}
     kinds = [dtype_name(item) for item in candidate.node.inputs if item is not None]
-    return next((kind for kind in kinds if "float" in kind), kinds[0])
+    narrow = (kind for kind in ("bfloat16", "float16") if kind in inside)
+    return next(narrow, next((kind for kind in kinds if "float" in kind), kinds[0]))
 
 
 def _difference(candidate: Candidate, value: ir.Value, left: Array, right: Array, wide: bool) -> float:

@@ -85,11 +85,14 @@ struct RowKernels {
   void (*finish)();
 };
 
+struct AttentionKernels;
+
 // Names a set of kernels and says whether this CPU runs it.
 struct Isa {
   const char* name;
   const RowKernels* kernels;  // null when the library was built without it
   const GemmKernels* products;
+  const AttentionKernels* attention;
   bool (*supported)();
 };
 

@@ -6,13 +6,15 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from fusion.facts.cache_write import CacheWrite, find_writes
+from fusion.facts.cache_write import CacheWrite
 from fusion.facts.graph import GraphView
 from fusion.facts.large_caches import find_large
 from fusion.facts.norm import NormFact, find_norms
 from fusion.facts.parameters import Reason
-from fusion.facts.rows import Row, read_row
+from fusion.facts.rotations import Rotations
+from fusion.facts.rows import Row
 from fusion.facts.settle import Survey
+from fusion.facts.sharing import SharedRows, read_writes
 from fusion.facts.spine import find_spines
 from fusion.facts.standing import Standing
 from fusion.facts.trials import Trials
@@ -28,6 +30,7 @@ class Facts:
         rows: the rows of each write in the order of ``writes``; a Reason where they have no known meaning.
         others: outputs that carry a cache on without an in-place write.
         trials: probes of the whole graph.
+        rotations: rotations anywhere, found when asked for.
         standing: what is still computed once the fusions accepted so far are in the graph.
     """
 
@@ -37,6 +40,7 @@ class Facts:
     rows: list[Row | Reason]
     others: list[NotAWrite]
     trials: Trials
+    rotations: Rotations
     standing: Standing = field(default_factory=Standing)
 
     def left(self) -> Facts:
@@ -65,6 +69,10 @@ def analyse(graph: ir.Graph, opset: int) -> Facts:
     spines = find_spines(view)
     find_large(view, spines)
     norms = {id(norm.y): norm for norm in find_norms(view, Survey(view))}
-    writes, others = find_writes(view, spines)
+    found = read_writes(view, spines)
+    writes = [item for item in found if isinstance(item, CacheWrite)]
+    others = [item for item in found if isinstance(item, NotAWrite)]
     trials = Trials(view, [item.probe for item in writes[0].probes] if writes else ())
-    return Facts(view, norms, writes, [read_row(view, write, norms) for write in writes], others, trials)
+    rows = SharedRows(view, norms)
+    read = [rows.read(write) for write in writes]
+    return Facts(view, norms, writes, read, others, trials, Rotations(view, trials))

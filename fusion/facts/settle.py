@@ -92,7 +92,9 @@ def _start_sizes(view: GraphView, sizes: Sizes, near: frozenset[int]) -> Sizes:
             symbol = symbol_name(value, axis, dim)
             own = id(value) in view.caches and symbol not in elsewhere
             like = roles.setdefault((form, axis), symbol) if own else symbol
-            sizes.add(symbol, large=own and axis > 0, like=like if like != symbol else "")
+            # of three dims, a first one that alone is open counts rows, not pages
+            large = own and (axis > 0 or (len(dims) == 3 and None not in form[1][1:]))
+            sizes.add(symbol, large=large, like=like if like != symbol else "")
     return sizes
 
 
