@@ -111,7 +111,8 @@ class Symbolic:
         if node.op_type == "RotaryEmbedding" and budget >= 2:
             if len(node.inputs) > 3 and node.inputs[3] is not None:
                 return None
-            x, cos, sin = (self.read(_operand(node, place), 0) for place in range(3))
+            x = self.read(_operand(node, 0), budget - 2)
+            cos, sin = (self.read(_operand(node, place), 0) for place in (1, 2))
             return rotary_terms(self.view.attrs(node), x, cos, sin)
         return None
 
