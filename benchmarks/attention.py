@@ -73,7 +73,7 @@ def _session(model: onnx.ModelProto, threads: int) -> Any:
 def _bound(nodes: list[onnx.NodeProto], feeds: dict[str, Array], outputs: list[str], threads: int,
            aliases: dict[str, str] | None = None) -> Call:  # fmt: skip
     def info(name: str, array: Array | None) -> onnx.ValueInfoProto:
-        kind = TensorProto.FLOAT if array is None else by_numpy(array.dtype).onnx
+        kind = TensorProto.FLOAT if array is None else by_numpy(array.dtype).onnx or 0
         return helper.make_tensor_value_info(name, kind, None if array is None else array.shape)
 
     shapes = {output: feeds[name] for name, output in (aliases or {}).items()}
@@ -134,7 +134,9 @@ def group_query(p: Problem) -> Call:
     feeds["rows"] = _random((p.batch, p.tokens, p.kv_heads * p.width), "float32")
     feeds["seqlens"] = np.full(p.batch, p.context - 1, np.int32)
     feeds["total"] = np.array(p.context, np.int32)
-    nodes, outputs, aliases = [], [], {}
+    nodes: list[onnx.NodeProto] = []
+    outputs: list[str] = []
+    aliases: dict[str, str] = {}
     for layer in range(p.layers):
         names = [f"key{layer}", f"value{layer}"]
         feeds |= {name: _random((p.batch, p.kv_heads, p.room, p.width), "float32") for name in names}
