@@ -67,7 +67,7 @@ def _cache_behind(out: ir.Value) -> ir.Value | None:
             if value is not out and value.is_graph_input() and _is_cache_type(value):
                 return value
             continue
-        for operand in _carrying_operands(node):
+        for operand in _carrying_operands(node, value):
             if id(operand) not in seen:
                 seen.add(id(operand))
                 pending.insert(0, operand)
@@ -80,18 +80,20 @@ def _is_cache_type(value: ir.Value) -> bool:
     return rank >= 3 and (name.startswith(("float", "bfloat")) or name in ("int8", "uint8"))
 
 
-def _carrying_operands(node: ir.Node) -> list[ir.Value]:
-    """Operands through which a node may carry a cache on; of scatters the destination only."""
+def _carrying_operands(node: ir.Node, value: ir.Value) -> list[ir.Value]:
+    """Operands through which a node may carry a cache on to ``value``; of scatters the destination only."""
     operands = data_operands(node)
     definition = lookup(node.domain, node.op_type)
-    every = definition is not None and (definition.moves == (-1,) or node.op_type == "Where")
-    return operands if every else [item for item in operands if item is node.inputs[0]][:1]
+    if definition is None or definition.moves == (-1,) or node.op_type == "Where":
+        return operands
+    place = definition.carries[value.index() or 0] if definition.carries else 0
+    return [item for item in operands if item is node.inputs[place]][:1]
 
 
 def data_operands(node: ir.Node) -> list[ir.Value]:
     """Operands whose elements a node moves, none for a node that computes."""
     definition = lookup(node.domain, node.op_type)
-    if definition is None or definition.moves is None or node.domain not in ("", "ai.onnx"):
+    if definition is None or definition.moves is None:
         return []
     places = range(len(node.inputs)) if definition.moves == (-1,) else definition.moves
     return [item for place in places if place < len(node.inputs) and (item := node.inputs[place]) is not None]

@@ -46,12 +46,14 @@ class OpDef:
         shapes: for operators that compute: a cheap ``shapes(attrs, operands) -> output shapes`` where operands may be
             shape-only dummies; None means elementwise broadcasting of all operands.
         kind: ``move``, ``elementwise``, ``reduce`` or ``compute``.
+        carries: for movement: per output, the operand that it is, written over; the first for all when empty.
     """
 
     run: Callable[[Attrs, Operands], tuple[Array, ...]]
     kind: str
     moves: tuple[int, ...] | None = None
     shapes: Callable[[Attrs, Operands], list[tuple[int, ...]]] | None = None
+    carries: tuple[int, ...] = ()
 
 
 _TABLE: dict[tuple[str, str], OpDef] = {}
@@ -87,11 +89,16 @@ def _as_tuple(result: Any) -> tuple[Array, ...]:
     return tuple(result) if isinstance(result, (list, tuple)) else (result,)
 
 
-def movement(names: str, moves: tuple[int, ...]) -> Callable[[Function], Function]:
+def movement(
+    names: str, moves: tuple[int, ...], domain: str = "", carries: tuple[int, ...] = ()
+) -> Callable[[Function], Function]:
     """Registers ``f(attrs, *operands)`` as a movement operator. ``(-1,)`` means that every operand is moved."""
 
     def decorate(function: Function) -> Function:
-        register(names, OpDef(lambda attrs, operands: _as_tuple(function(attrs, *operands)), "move", moves))
+        def run(attrs: Attrs, operands: Operands) -> tuple[Array, ...]:
+            return _as_tuple(function(attrs, *operands))
+
+        register(names, OpDef(run, "move", moves, carries=carries), domain)
         return function
 
     return decorate
