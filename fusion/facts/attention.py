@@ -27,7 +27,7 @@ DEPTH = 12
 
 @dataclass(frozen=True)
 class Operand:
-    """A product's operand as rows of a cache: element ``[b, n, t, d]`` is ``factor`` times the cache's ``[b, n // groups, t, d]``."""
+    """A product's operand: element ``[b, n, t, d]`` is ``factor`` times the cache's ``[b, n // groups, t, d]``."""
 
     growth: Growth
     factor: float
@@ -46,6 +46,7 @@ class Attention:
         start: the first product's result (None for an Attention node); ``inner`` what the softmax takes.
         masks: what is added to the scores or chooses between them and a constant.
         out: the second product's result, ``[B, N, S, Dv]`` or with B and N joined.
+        guard: a Where behind it that gives 0 for rows without a key, and the place of its operand with the results.
         node: the softmax, or the Attention node.
         scale: factor of the scores where the node itself says it (Attention), 1 otherwise.
         causal: whether the node itself masks (Attention).
@@ -61,6 +62,7 @@ class Attention:
     node: ir.Node
     scale: float = 1.0
     causal: bool = False
+    guard: tuple[ir.Node, int] | None = None
 
 
 @dataclass
@@ -123,7 +125,7 @@ class AttentionReader:
             if isinstance(side, str):
                 return NoAttention(node, f"{name}s that are rows of one growing cache", side)
         assert isinstance(key, Operand) and isinstance(value, Operand)
-        return Attention(query, key, value, chain.start, inner, tuple(chain.masks), self._guarded(out), node)
+        return Attention(query, key, value, chain.start, inner, tuple(chain.masks), out, node, guard=self._guard(out))
 
     def _operator(self, node: ir.Node) -> Attention | NoAttention:
         attrs = self._view.attrs(node)
@@ -143,7 +145,8 @@ class AttentionReader:
         scale = float(attrs.get("scale", 1.0 / math.sqrt(width)))
         masks = tuple(item for item in node.inputs[3:4] if item is not None)
         causal = bool(attrs.get("is_causal", 0))
-        return Attention(query, key, value, None, None, masks, self._guarded(node.outputs[0]), node, scale, causal)
+        return Attention(query, key, value, None, None, masks, node.outputs[0], node, scale, causal,
+                         self._guard(node.outputs[0]))  # fmt: skip
 
     def _up(self, value: ir.Value, depth: int) -> _Chain | None:
         """From the softmax's operand to the product, through scaling, masks and casts."""
@@ -199,15 +202,20 @@ class AttentionReader:
             return self._down(node.outputs[0], depth - 1)
         return None
 
-    def _guarded(self, out: ir.Value) -> ir.Value:
-        """The result behind ``Where(rows without a key, 0, result)``."""
-        readers = uses(out)
-        if len(list(readers)) != 1 or out.is_graph_output():
-            return out
-        ((node, place),) = readers
-        if node.op_type != "Where" or place == 0 or self._view.scalar(node.inputs[3 - place]) != 0.0:
-            return out
-        return node.outputs[0]
+    def _guard(self, out: ir.Value) -> tuple[ir.Node, int] | None:
+        """``Where(rows without a key, 0, result)`` behind the result or a view of it."""
+        for _ in range(DEPTH):
+            readers = list(uses(out))
+            if len(readers) != 1 or out.is_graph_output():
+                return None
+            ((node, place),) = readers
+            if node.op_type == "Where":
+                zero = place > 0 and self._view.scalar(node.inputs[3 - place]) == 0.0
+                return (node, place) if zero else None
+            if place or node.op_type not in ("Transpose", "Reshape", "Identity", "Cast"):
+                return None
+            out = node.outputs[0]
+        return None
 
     def _operand(self, value: ir.Value, tokens: int, *, turned: bool, heads: int = 0) -> Operand | str:
         """A product's operand ``[..., T, D]`` (``turned``: ``[..., D, T]``) as rows of a cache, else why not."""

@@ -36,6 +36,21 @@ class Spine:
         return list(found.values())
 
     @property
+    def values(self) -> list[ir.Value]:
+        """The cache on its way, behind each node; a node that writes two caches gives one of it."""
+        carried = {id(self.cache)}
+        found: list[ir.Value] = []
+        for node in self.nodes:
+            definition = lookup(node.domain, node.op_type)
+            apart = definition.carries if definition is not None else ()
+            for place, value in enumerate(node.outputs):
+                source = node.inputs[apart[place]] if apart else None
+                if source is None or id(source) in carried:
+                    carried.add(id(value))
+                    found.append(value)
+        return found
+
+    @property
     def targets(self) -> list[ir.Value]:
         """What a probe must be able to evaluate to follow the cache."""
         return [self.cache, self.out, *self.index_operands]
@@ -123,7 +138,7 @@ def _nodes_between(view: GraphView, cache: ir.Value, out: ir.Value) -> tuple[ir.
 
 def _is_cache(spine: Spine) -> bool:
     """Whether something is written on the way, or nothing else is done with the input: a write that got lost."""
-    carried = {id(spine.cache)} | {id(value) for node in spine.nodes for value in node.outputs}
+    carried = {id(spine.cache)} | {id(value) for value in spine.values}
     if any(id(item) not in carried for node in spine.nodes for item in data_operands(node)):
         return True
     inside = {id(node) for node in spine.nodes}
@@ -137,7 +152,7 @@ def old_content_readers(spine: Spine) -> list[ir.Node]:
 
 def half_written_readers(spine: Spine) -> list[tuple[ir.Value, ir.Node]]:
     """Readers outside the spine of the cache while it is being written: neither the old content nor the final one."""
-    values = [value for node in spine.nodes for value in node.outputs if value is not spine.out]
+    values = [value for value in spine.values if value is not spine.out]
     return _outside_readers(spine, values)
 
 

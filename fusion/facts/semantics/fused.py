@@ -118,7 +118,7 @@ def attention(
     scale = float(attrs.get("scale", 1.0 / np.sqrt(query.shape[-1])))
     scores = query.astype(inner) @ key.swapaxes(-1, -2) * inner(scale)
     if attrs.get("is_causal", 0):
-        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+        scores = np.where(np.tri(*scores.shape[-2:]) > 0, scores, -np.inf)
     if mask is not None:
         scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask.astype(inner)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))

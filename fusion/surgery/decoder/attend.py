@@ -38,7 +38,7 @@ def attend(
     for name, value in (("actual_seq_lengths", new.query_lengths), ("actual_seq_lengths_kv", new.kv_lengths),
                         ("block_table", new.block_table)):  # fmt: skip
         operands[_PLACES[name]] = value
-    attrs = {
+    attrs: dict[str, int | float | str] = {
         "num_heads": attention.key.heads,
         "num_key_value_heads": attention.key.heads // attention.key.groups,
         "scale": float(np.float32(scale * factor)),
@@ -46,8 +46,8 @@ def attend(
         "sparse_mode": 3,
         "block_size": pages.block_size,
     }
-    outputs = [ir.Value(name=emit.name(part), type=ir.TensorType(kind_of))
-               for part, kind_of in (("attention", query.dtype), ("lse", ir.DataType.FLOAT))]  # fmt: skip
+    outputs = [ir.Value(name=emit.name("attention"), type=query.type),
+               ir.Value(name=emit.name("lse"), type=ir.TensorType(ir.DataType.FLOAT))]  # fmt: skip
     node = ir.node("FusedInferAttentionScore", operands, attrs, domain=DOMAIN, outputs=outputs, name=emit.name("node"))
     emit.nodes.append(node)
     return _as_it_was(emit, outputs[0], attention, trial, ids)

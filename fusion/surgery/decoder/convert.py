@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
@@ -16,16 +17,20 @@ from fusion.facts.growth import Growth, find_growths
 from fusion.facts.large_caches import find_large
 from fusion.facts.spine import find_spines
 from fusion.facts.types import fill_types
+from fusion.result import Site
 from fusion.surgery.decoder.attend import attend
 from fusion.surgery.decoder.layout import NewInputs, Pages, cache_input, rows_of, write
 from fusion.surgery.decoder.lengths import Retelling
-from fusion.surgery.decoder.proof import prove
+from fusion.surgery.decoder.proof import Proven, prove
 from fusion.surgery.decoder.roles import Roles, Trial, find_roles, first_trial, trials
 from ir_ops.decode_plan import KEY, CachePort, DecodePlan
+from ir_ops.errors import BadUsage
 from ir_ops.layout import nz_block
 from ir_ops.ops import DOMAIN, DOMAIN_VERSION
 
 BLOCK_SIZE = 128
+Cache = Literal["keep", "auto", "contiguous", "paged"]
+CAPACITY = 4096
 
 
 @dataclass(frozen=True)
@@ -34,46 +39,57 @@ class Conversion:
 
     Attributes:
         plan: the decode plan that the model carries now.
+        sites: the attentions that read the caches.
         notes: for the report.
     """
 
     plan: DecodePlan
+    sites: tuple[Site, ...]
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class _Site:
-    """An attention with its proven scale."""
+    """An attention with its proof."""
 
     attention: Attention
-    scale: float
+    proven: Proven
 
 
-def convert(model: ir.Model, *, block_size: int = BLOCK_SIZE, capacity: int = 0) -> Conversion:
+def convert(model: ir.Model, cache: Cache = "auto", *, block_size: int = 0, capacity: int = 0) -> Conversion:
     """Turns a decoder whose caches grow into one that writes them in place. The model is changed, or not at all.
 
     Args:
         model: with local functions inlined.
-        block_size: tokens of a page.
-        capacity: most tokens of a sequence, for whoever allocates; 0: free.
+        cache: ``paged`` or ``contiguous``, which is one page a sequence; ``auto`` is paged.
+        block_size: tokens of a page; default 128.
+        capacity: most tokens of a sequence; default: free for paged caches, 4096 for contiguous ones.
 
     Raises:
+        BadUsage: a size below 1, or a block size for contiguous caches.
         Refused: the model is no such decoder, or does something with its growing length that is not understood.
     """
+    contiguous = cache == "contiguous"
+    if block_size < 0 or capacity < 0 or (contiguous and block_size):
+        found = f"--block-size {block_size}, --capacity {capacity} with {cache} caches"
+        raise BadUsage("no such sizes", found=found, wanted="numbers above 0; a block size for paged caches only")
+    capacity = capacity or (CAPACITY if contiguous else 0)
     fill_types(model.graph)
     view = GraphView(model.graph, model.opset_imports.get("", 0))
     spines = find_spines(view)
     find_large(view, spines)
     growths = find_growths(view, spines)
     if not growths:
-        raise Refused("decode-caches", "caches that grow: present = Concat(past, new rows)", "none", "one for each layer",
-                      "a model with static or paged caches needs no conversion")  # fmt: skip
+        raise Refused("decode-caches", "caches that grow: present = Concat(past, new rows)", "none",
+                      "one for each layer", "a model with static or paged caches needs no conversion")  # fmt: skip
     first = first_trial(view, growths)
     roles = find_roles(view, growths, first)
     sizes = trials(view, growths, roles, first)
     sites = _sites(view, growths, roles, first, sizes)
     logits = _logits(view, growths)
-    return _Rewriting(model, view, growths, roles, sizes, sites).run(logits, block_size, capacity)
+    return _Rewriting(model, view, growths, roles, sizes, sites).run(
+        logits, contiguous, (capacity if contiguous else block_size) or BLOCK_SIZE, capacity
+    )
 
 
 def _sites(
@@ -100,8 +116,9 @@ def _sites(
     for growth in growths:
         if id(growth) not in read:
             why = missed[0] if missed else None
+            fact = f"attention over {growth.joined.name}"
             raise Refused(
-                "attention-form", f"attention over {growth.joined.name}: {why.fact}" if why else "attention over the cache",
+                "attention-form", f"{fact}: {why.fact}" if why else fact,
                 why.found if why else "no softmax", "softmax of scaled, masked q k^T, times v", "",
                 why.node.outputs[0] if why else growth.joined,
             )  # fmt: skip
@@ -136,11 +153,12 @@ class _Rewriting:
         names |= {output.name for node in graph.all_nodes() for output in node.outputs if output.name}
         self._emit = Emitter("decode", names)
         self._taken = names
+        self._done: list[Site] = []
 
-    def run(self, logits: ir.Value, block_size: int, capacity: int) -> Conversion:
+    def run(self, logits: ir.Value, contiguous: bool, block_size: int, capacity: int) -> Conversion:
         graph = self._model.graph
         new = self._new_inputs()
-        pages = self._pages(block_size)
+        pages = Pages("BNSD", block_size) if contiguous else self._pages(block_size)
         ports: list[CachePort] = []
         replaced: list[tuple[ir.Value, ir.Value]] = []
         caches: dict[int, ir.Value] = {}
@@ -148,6 +166,7 @@ class _Rewriting:
             pair = self._site(site, number, pages, new, ports, replaced)
             caches.update(pair)
         self._replace(replaced)
+        self._open_guards()
         positions = self._roles.positions or self._input("position_ids", ir.DataType.INT64, ["batch", "tokens"])
         retelling = Retelling(self._view, self._trials, self._roles.ids, positions, self._emit)
         gone = [growth.past for growth in self._growths] + ([self._roles.padding] if self._roles.padding else [])
@@ -160,7 +179,7 @@ class _Rewriting:
             str(logits.name), "flat", block_size, capacity, tuple(ports),
         )  # fmt: skip
         self._model.metadata_props[KEY] = plan.to_json()
-        return Conversion(plan, self._notes(pages, plan))
+        return Conversion(plan, tuple(self._done), self._notes(pages, plan))
 
     def _site(
         self, site: _Site, number: int, pages: Pages, new: NewInputs, ports: list[CachePort],
@@ -177,15 +196,30 @@ class _Rewriting:
         names = [str(growth.present.name) for growth in growths]
         outs = write(self._emit, pages, new.slots, (rows[0], rows[1]), (ins[0], ins[1]), (names[0], names[1]))
         out = attend(
-            self._emit, self._view, attention, self._trials[0], site.scale, pages, new, outs, self._roles.ids
+            self._emit, self._view, attention, self._trials[0], site.proven.scale, pages, new, outs, self._roles.ids
         )
         replaced.append((attention.out, out))
+        self._done.append(self._record(site, layer))
         for growth, value, (heads, columns), part in zip(growths, outs, sizes, ("key", "value"), strict=True):
             replaced.append((growth.present, value))
             dims = pages.shape(heads, columns, dtype_name(growth.past))
             name = str(growth.past.name)
             ports.append(CachePort(name, str(value.name), layer, part, pages.order, heads, columns, dims))
         return {id(growth.past): value for growth, value in zip(growths, ins, strict=True)}
+
+    def _record(self, site: _Site, layer: int) -> Site:
+        """For the report; the attention node is the newest of its operator."""
+        node = next(node for node in reversed(self._emit.nodes) if node.op_type == "FusedInferAttentionScore")
+        return Site(
+            op=node.op_type,
+            name=node.name or "",
+            place=self._view.place(site.attention.node.outputs[0], layer),
+            layer=layer,
+            inputs=tuple("" if item is None else item.name or "" for item in node.inputs),
+            outputs=tuple(item.name or "" for item in node.outputs),
+            attrs={name: attr.value for name, attr in node.attributes.items()},
+            proof=site.proven.proof,
+        )
 
     def _pages(self, block_size: int) -> Pages:
         """NZ where every cache divides into its blocks, else plain pages."""
@@ -221,6 +255,15 @@ class _Rewriting:
                 value.shape = value.shape or old.shape
                 old.replace_all_uses_with(value)
 
+    def _open_guards(self) -> None:
+        """What a guard would let pass takes its place: rows without a key are padding."""
+        for site in self._sites:
+            if site.attention.guard is not None:
+                node, place = site.attention.guard
+                operand = node.inputs[place]
+                assert operand is not None
+                node.outputs[0].replace_all_uses_with(operand)
+
     def _finish(
         self, gone: Sequence[ir.Value], caches: dict[int, ir.Value], positions: ir.Value, new: NewInputs
     ) -> None:
@@ -241,7 +284,7 @@ class _Rewriting:
         graph.sort()
 
     def _notes(self, pages: Pages, plan: DecodePlan) -> tuple[str, ...]:
-        form = "NZ pages" if pages.order == "NZ" else "pages"
+        form = {"NZ": "NZ pages", "BSND": "pages", "BNSD": "one page a sequence,"}[pages.order]
         removed = [str(value.name) for value in (self._roles.padding,) if value is not None]
         notes = [f"{len(plan.caches)} growing caches are written in place now, in {form} of {pages.block_size} tokens"]
         if removed:

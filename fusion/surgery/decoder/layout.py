@@ -15,7 +15,7 @@ from ir_ops.ops import DOMAIN
 
 @dataclass(frozen=True)
 class Pages:
-    """Pages of ``block_size`` tokens in memory order ``order``: ``NZ`` or ``BSND``."""
+    """Pages of ``block_size`` tokens in memory order ``order``: ``NZ``, ``BSND``, or ``BNSD``: one a sequence."""
 
     order: str
     block_size: int
@@ -24,6 +24,8 @@ class Pages:
         """Declared dims of a cache, -1 for the pages."""
         if self.order == "BSND":
             return (-1, self.block_size, heads, columns)
+        if self.order == "BNSD":
+            return (-1, heads, self.block_size, columns)
         block = nz_block(dtype)
         return (-1, heads * columns // block, self.block_size, block)
 
@@ -31,13 +33,16 @@ class Pages:
         """The dims that attention reads the same memory with."""
         if self.order == "BSND":
             return [-1, self.block_size, heads * columns]
+        if self.order == "BNSD":
+            return [-1, heads, self.block_size, columns]
         block = nz_block(dtype)
         return [-1, heads, columns // block, self.block_size, block]
 
     @property
-    def write_mode(self) -> str:
-        """``cache_mode`` of ScatterPaKvCache."""
-        return "PA_NZ" if self.order == "NZ" else "Norm"
+    def write_attrs(self) -> dict[str, str]:
+        """Attributes of ScatterPaKvCache."""
+        modes = {"NZ": ("PA_NZ", "None"), "BSND": ("Norm", "None"), "BNSD": ("Norm", "NHSD")}[self.order]
+        return {"cache_mode": modes[0], "scatter_mode": modes[1]}
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,6 @@ def write(
         ir.Value(name=name, shape=cache.shape, type=cache.type) for cache, name in zip(caches, names, strict=True)
     )
     inputs = [rows[0], caches[0], slots, rows[1], caches[1]]
-    attrs = {"cache_mode": pages.write_mode}
-    node = ir.node("ScatterPaKvCache", inputs, attrs, domain=DOMAIN, outputs=outs, name=emit.name("write"))
+    node = ir.node("ScatterPaKvCache", inputs, pages.write_attrs, domain=DOMAIN, outputs=outs, name=emit.name("write"))
     emit.nodes.append(node)
     return outs[0], outs[1]

@@ -1,8 +1,8 @@
 """What is left of the growing length once attention has gone: sizes and positions, told from other inputs.
 
-Exporters read the batch size off a cache, and count positions from its length. Whatever of that is still alive is evaluated
-at several sizes: numbers that are fixed, the batch or the new tokens are taken from the ids; the positions of the new tokens
-from the input of positions.
+Exporters read the batch size off a cache, and count positions from its length. Whatever of that is still alive is
+evaluated at several sizes: numbers that are fixed, the batch or the new tokens are taken from the ids; the positions of
+the new tokens from the input of positions.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import onnx_ir as ir
 from fusion.candidate import Refused
 from fusion.emit import Emitter
 from fusion.facts.graph import GraphView
+from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
 from fusion.surgery.decoder.roles import Trial
 from ir_ops.dtypes import Array
 
@@ -66,7 +67,8 @@ class Retelling:
                 self._refuse(node, dirty)
         for output in self._view.graph.outputs:
             if id(output) in dirty:
-                raise Refused("decode-lengths", "outputs do not depend on the growing caches", str(output.name), "logits")
+                fact = "outputs do not depend on the length of the caches"
+                raise Refused("decode-lengths", fact, str(output.name), "logits")
 
     def _refuse(self, node: ir.Node, dirty: set[int]) -> None:
         name = next(item.name for item in _reads(node) if id(item) in dirty)
@@ -80,7 +82,10 @@ class Retelling:
         """The same numbers from ids and positions; None where they are others."""
         arrays: list[Array] = []
         for trial in self._trials:
-            known = trial.probe.known(value)
+            try:
+                known = trial.probe.known(value)
+            except (Conflict, OutOfRange, Unsupported):  # not at this size: no number of the graph's
+                return None
             if known.array is None or known.taint or known.array.dtype.kind not in "iub":
                 return None
             arrays.append(known.array)

@@ -1,8 +1,9 @@
-"""That a piece of the graph is causal attention with padding left out: evaluated at several sizes beside the formula."""
+"""That a piece of the graph is causal attention with padding left out: evaluated at several sizes beside a formula."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -12,6 +13,7 @@ from fusion.evaluate import Evaluation
 from fusion.facts.attention import Attention
 from fusion.facts.graph import GraphView
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
+from fusion.result import Proof
 from fusion.surgery.decoder.roles import Roles, Trial, role_feeds
 from ir_ops.dtypes import Array
 
@@ -20,20 +22,34 @@ MASKED = -1e4
 BOUND = 1e-6
 
 
-def prove(view: GraphView, attention: Attention, roles: Roles, trials: Sequence[Trial]) -> float:
-    """The factor of the scores, ``q . k``, in front of the softmax.
+@dataclass(frozen=True)
+class Proven:
+    """The factor of the scores, ``q . k``, in front of the softmax, and how near the results were."""
+
+    scale: float
+    proof: Proof
+
+
+def prove(view: GraphView, attention: Attention, roles: Roles, trials: Sequence[Trial]) -> Proven:
+    """Evaluates an attention beside the formula at all trials.
 
     Raises:
         Refused: the graph computes something else than causal attention over all tokens that are no padding.
     """
     rng = np.random.default_rng(7)
-    factors = [_prove_at(view, attention, roles, trial, rng) for trial in trials]
+    results = [_prove_at(view, attention, roles, trial, rng) for trial in trials]
+    factors = [factor for factor, _ in results]
     if max(factors) - min(factors) > BOUND * abs(factors[0]):
         raise Refused("attention-scale", "one scale at all sizes", ", ".join(f"{item:g}" for item in factors), "one")
-    return factors[0]
+    text = "chunks, steps and first prompts, with and without padding"
+    worst = max(error for _, error in results)
+    return Proven(factors[0], Proof(len(trials), worst, BOUND, "float64", text=text))
 
 
-def _prove_at(view: GraphView, attention: Attention, roles: Roles, trial: Trial, rng: np.random.Generator) -> float:
+def _prove_at(
+    view: GraphView, attention: Attention, roles: Roles, trial: Trial, rng: np.random.Generator
+) -> tuple[float, float]:
+    """The factor, and the largest difference of a result."""
     feeds, real = role_feeds(roles, trial, rng)
     batch, heads, width = trial.batch, attention.key.heads, attention.key.columns
     shape = trial.probe.shape(attention.query)
@@ -61,11 +77,30 @@ def _prove_at(view: GraphView, attention: Attention, roles: Roles, trial: Trial,
     weights = weights / weights.sum(-1, keepdims=True)
     wanted = weights @ (values * attention.value.factor).repeat(attention.value.groups, axis=1)
     keep = np.broadcast_to(real[:, None, trial.past :, None], wanted.shape)
-    error = np.abs(got.reshape(wanted.shape) - wanted)[keep].max(initial=0.0)
+    error = float(np.abs(got.reshape(wanted.shape) - wanted)[keep].max(initial=0.0))
     if not error <= BOUND:
         raise Refused("attention-proof", "softmax(scale * q k^T) v over the tokens up to each", f"{error:.3g} apart",
                       f"{BOUND:g}", "", attention.out)  # fmt: skip
-    return scale
+    if attention.guard is not None:
+        _check_guard(view, attention, trial, feeds, real)
+    return scale, error
+
+
+def _check_guard(view: GraphView, attention: Attention, trial: Trial, feeds: Mapping[int, Array], real: Array) -> None:
+    """The guard lets every row pass that is no padding."""
+    assert attention.guard is not None
+    node, place = attention.guard
+    shape = trial.probe.shape(attention.out)
+    assert shape is not None
+    code = np.where(real[:, None, trial.past :, None], 1.0, 2.0)
+    form = (trial.batch, attention.key.heads, trial.tokens, attention.value.columns)
+    coded = {**feeds, id(attention.out): np.broadcast_to(code, form).reshape(shape).copy()}
+    operand = node.inputs[place]
+    assert operand is not None
+    passed, given = (_value(view, trial, coded, value) for value in (node.outputs[0], operand))
+    if ((given == 1.0) & (passed != 1.0)).any():
+        raise Refused("attention-form", "results that are only set to 0 where a row is padding", "other rows are too",
+                      "rows that are no padding pass", "", node.outputs[0])  # fmt: skip
 
 
 def _chain(
@@ -116,8 +151,8 @@ def _check_mask(attention: Attention, added: Array, seen: Array, real: Array, tr
         hidden = "seen" if seen[tuple(np.argwhere(wrong)[0])] else "hidden"
         raise Refused(
             "attention-mask", "each token sees all tokens up to itself that are no padding",
-            f"with {trial.past} cached, new token {row} and token {column} of sequence {entry}: {added[entry, 0, row, column]:g}"
-            f" is added where the token should be {hidden}",
+            f"{added[entry, 0, row, column]:g} is added for new token {row} and token {column} of sequence {entry}, "
+            f"{trial.past} cached, where it should be {hidden}",
             "a causal mask with padding", "windows, biases and other masks are not converted", place,
         )  # fmt: skip
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import DTypeLike
 
 from fusion.candidate import Refused
 from fusion.facts.graph import GraphView, dims_of, dtype_name, uses
@@ -14,7 +15,7 @@ from fusion.facts.growth import Growth
 from fusion.facts.probe import Numbers, Probe, symbol_name
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
 from fusion.facts.settle import settle, start_sizes
-from ir_ops.dtypes import Array
+from ir_ops.dtypes import Array, by_name
 
 SIZES = ((2, 3, 4), (3, 1, 5), (1, 4, 0), (2, 5, 1))
 """Batch, new tokens, tokens in the cache: chunks, a step, a first prompt."""
@@ -101,9 +102,9 @@ def _looks_up(view: GraphView, value: ir.Value) -> bool:
     for node, place in uses(value):
         if node.op_type in ("Cast", "Identity") and _looks_up(view, node.outputs[0]):
             return True
-        if node.op_type == "Gather" and place == 1 and view.is_constant(node.inputs[0]):
-            if "float" in dtype_name(node.inputs[0]) and int(view.attrs(node).get("axis", 0)) == 0:
-                return True
+        table = node.inputs[0] if node.op_type == "Gather" and place == 1 else None
+        if view.is_constant(table) and "float" in dtype_name(table) and int(view.attrs(node).get("axis", 0)) == 0:
+            return True
     return False
 
 
@@ -123,12 +124,23 @@ def trials(view: GraphView, growths: Sequence[Growth], roles: Roles, first: Tria
             probe = settle(view, SEED, _INTEGERS, _shapes_needed(view), sizes)
         except (OutOfRange, Unsupported, Conflict):
             continue
-        if probe.shape(growths[0].past) is not None:
-            found.append(Trial(probe, batch, tokens, past))
+        trial = Trial(probe, batch, tokens, past)
+        if _as_wanted(growths, roles, trial):
+            found.append(trial)
     if len(found) < 2:
         raise Refused("decode-sizes", "the graph runs at several sizes", f"{len(found)} of {len(SIZES)}",
                       "dynamic batch, tokens and cache length", "export with dynamic shapes")  # fmt: skip
     return found
+
+
+def _as_wanted(growths: Sequence[Growth], roles: Roles, trial: Trial) -> bool:
+    """Whether no conflict has changed a size: what the graph cannot run at is not tried."""
+    told = [(roles.ids, (trial.batch, trial.tokens)), (roles.positions, (trial.batch, trial.tokens)),
+            (roles.padding, (trial.batch, trial.total))]  # fmt: skip
+    if any(value is not None and trial.probe.shape(value) != shape for value, shape in told):
+        return False
+    shapes = [trial.probe.shape(growth.past) for growth in growths]
+    return all(shape is not None and (shape[0], shape[2]) == (trial.batch, trial.past) for shape in shapes)
 
 
 def _shapes_needed(view: GraphView) -> Iterable[ir.Value]:
@@ -171,7 +183,7 @@ def role_feeds(roles: Roles, trial: Trial, rng: np.random.Generator) -> tuple[Ma
     return feeds, real
 
 
-def _np(value: ir.Value) -> np.dtype:  # type: ignore[type-arg]
-    from ir_ops.dtypes import by_name
-
-    return np.dtype(by_name(dtype_name(value)).np)
+def _np(value: ir.Value) -> DTypeLike:
+    kind = by_name(dtype_name(value)).np
+    assert kind is not None
+    return kind
