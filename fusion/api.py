@@ -12,7 +12,7 @@ from onnx_ir.passes.common import InlinePass
 
 from fusion.candidate import Refused
 from fusion.engine import Found, Options, apply, count_ops, find
-from fusion.model_io import Loaded, ModelLike, Weights, load, save
+from fusion.model_io import Loaded, ModelLike, Weights, load, save, without_collector
 from fusion.normalise import unroll_sequences
 from fusion.result import FusionResult, Site
 from fusion.rules import all_rules
@@ -24,6 +24,7 @@ from ir_ops.onnx_carry import carry_functions
 from ir_ops.ops import DOMAIN, OPS
 
 
+@without_collector()
 def fuse(
     model: ModelLike,
     out: str | os.PathLike[str] | None = None,
@@ -75,6 +76,8 @@ def fuse(
     elif block_size or capacity:
         raise BadUsage("sizes of caches that are kept", wanted="cache auto, contiguous or paged")
     sites, found = fuse_in_place(loaded.model, options, functions=functions)
+    if conversion is not None and functions and not sites:  # the conversion's own nodes need bodies all the same
+        carry_functions(loaded.model)
     timings |= found.timings
     saved = None
     if out is not None:
@@ -96,6 +99,7 @@ def fuse(
     )
 
 
+@without_collector()
 def explain(
     model: ModelLike, *, layer: int | None = None, op: str | None = None, product: str = "generic"
 ) -> FusionResult:
@@ -110,7 +114,7 @@ def explain(
     loaded = load(model)
     timings = {"load": time.perf_counter() - started}
     before = count_ops(loaded.model)
-    given = loaded.as_given() if loaded.kind == "path" else model
+    given = model if loaded.proto is None else loaded.proto
     _prepare(loaded.model)
     found = find(loaded.model, options)
     sites = apply(loaded.model, found)  # to a copy: only then is known what else reads a node
