@@ -84,7 +84,7 @@ def _unrounded(view: GraphView, cast: ir.Node) -> tuple[ir.Value, bool, float, f
     for _ in range(_DEPTH):
         value = stripped(view, value)
         node = value.producer()
-        if node is None or node.inputs[0] is None or node.op_type not in ("Round", "Clip", "Min", "Max"):
+        if node is None or node.op_type not in ("Round", "Clip", "Min", "Max") or node.inputs[0] is None:
             break
         if node.op_type == "Round":
             rounds = True
