@@ -79,6 +79,7 @@ class GraphBuilder:
         self._outputs: list[tuple[Tensor, str]] = []
         self._last_controls: list[str] = []
         self._shared: dict[tuple[str, Shape, bytes], Tensor] = {}
+        self._common: dict[str, Tensor] = {}
 
     # ------------------------------------------------------------------------------------------------ inputs
 
@@ -146,6 +147,12 @@ class GraphBuilder:
         except KeyError:
             raise BadInput("no GE element type for a constant", where=name, found=str(values.dtype)) from None
         return self.const_bytes(bytes_of(values), dtype, values.shape, name=name, known=values, layout=layout)
+
+    def shared_const(self, name: str, array: Array) -> Tensor:
+        """A constant that many nodes read, made on first use and found again by its name."""
+        if name not in self._common:
+            self._common[name] = self.const(array, name=name)
+        return self._common[name]
 
     def const_bytes(
         self,
