@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-NAMES = ("decode", "kernels", "mla", "attention")
+NAMES = ("decode", "kernels", "mla", "attention", "scale")
 DEFAULT = ("decode", "kernels")
-"""What is measured unasked; ``mla`` makes a layer of DeepSeek-V3, ``attention`` caches for many tokens: gigabytes."""
+"""What is measured unasked: ``mla`` and ``attention`` take a gigabyte of memory and more, ``scale`` takes minutes."""
 
 
 def main(argv: Sequence[str] = ()) -> int:
@@ -18,13 +18,12 @@ def main(argv: Sequence[str] = ()) -> int:
     Raises:
         BadUsage: an unknown name or option.
     """
-    from benchmarks import attention, decode_cache_size, kernel_rows, mla_prolog
+    from benchmarks import attention, decode_cache_size, kernel_rows, mla_prolog, scale
 
-    parts = {"decode": decode_cache_size, "kernels": kernel_rows, "mla": mla_prolog, "attention": attention}
-
+    parts = (decode_cache_size, kernel_rows, mla_prolog, attention, scale)
     names = _names(argv)
     for name in names:
-        print(parts[name].run(argv), flush=True)
+        print(dict(zip(NAMES, parts, strict=True))[name].run(argv), flush=True)
         if name != names[-1]:
             print()
     return 0
