@@ -21,7 +21,7 @@ from ir_ops.ge.convert.load import attributes, opset, plain_domain
 from ir_ops.ge.convert.operand import Operand, settle
 from ir_ops.ge.convert.registry import Converter, find_converter
 from ir_ops.ge.convert.unsupported import Unsupported
-from ir_ops.ge.convert.weights import WeightPlan
+from ir_ops.ge.convert.weights import WeightPlan, content
 from ir_ops.ge.infer.call import Known
 from ir_ops.ge.model import Model, Shape, TensorType
 from ir_ops.ge.tensor import Outputs, Tensor
@@ -53,6 +53,7 @@ class Engine:
     cache: str
     product: str
     builder: GraphBuilder
+    attention: str = "auto"
     notes: list[str] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     source_names: dict[str, str] = field(default_factory=dict)
@@ -116,7 +117,8 @@ class Engine:
         shape = tuple(tensor.shape.numpy())
         make = partial(self.weights.add, self.builder, tensor, dtype, shape, name)
         make_nz = partial(self.weights.add_nz, self.builder, tensor, dtype, shape, name)
-        self._values[value] = Operand(name, TensorType(dtype, shape), make=make, load=tensor.numpy, make_nz=make_nz)
+        load = partial(content, tensor, dtype, shape)
+        self._values[value] = Operand(name, TensorType(dtype, shape), make=make, load=load, make_nz=make_nz)
 
     # ------------------------------------------------------------------------------------------------ nodes
 
@@ -167,7 +169,18 @@ class Engine:
                 return
         used = [bool(value.uses()) or value.is_graph_output() for value in node.outputs]
         call = NodeCall(
-            self.builder, node.op_type, domain, name, version, inputs, attrs, used, in_place, self.product, self.notes
+            self.builder,
+            node.op_type,
+            domain,
+            name,
+            version,
+            inputs,
+            attrs,
+            used,
+            in_place,
+            self.product,
+            self.notes,
+            self.attention,
         )
         made = converter.run(call)
         tensors = [made] if isinstance(made, Tensor) else made.flat() if isinstance(made, Outputs) else list(made)
