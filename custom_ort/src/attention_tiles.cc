@@ -203,8 +203,10 @@ struct WideRows {
   }
 };
 
+// Rows that are no neighbours fall into few sets of the first cache, and are read many times: they are copied.
 bool InPlace(const CacheRows& cache, size_t multiple) {
-  return cache.tensor.type == kFloat32 && cache.block == cache.width && cache.width % multiple == 0;
+  return cache.tensor.type == kFloat32 && cache.token_step == cache.width * sizeof(float) &&
+         cache.width % multiple == 0;
 }
 
 }  // namespace
