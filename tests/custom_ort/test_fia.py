@@ -46,7 +46,7 @@ def test_random_calls(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVFUSE_ISA", isa)
     rng = np.random.default_rng(97)
     sessions = one_node.Sessions()
-    for number in range(300 if isa == ATTENTION[-1] else 100):
+    for number in range(160 if isa == ATTENTION[-1] else 52):
         call = random_call(rng, layout=LAYOUTS[number % len(LAYOUTS)])
         check(call, sessions, (number, call.attrs))
 
@@ -57,7 +57,7 @@ def test_long_contexts(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVFUSE_ISA", isa)
     rng = np.random.default_rng(101)
     sessions = one_node.Sessions()
-    for number in range(3 * len(TYPES)):
+    for number in range(2 * len(TYPES)):
         query, key = TYPES[number % len(TYPES)]
         entries, pages = 1 + number % 2, (0, 3, 4, 5)[number % 4]
         call = random_call(rng, query=query, key=key, pages=pages, width=64, value_width=64, page=16,
