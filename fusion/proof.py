@@ -195,7 +195,7 @@ def _largest(x: Array) -> float:
     return largest if np.isfinite(largest) else float(np.abs(np.where(np.isfinite(x), x, 0)).max(initial=0.0))
 
 
-def _cases(candidate: Candidate) -> Iterator[tuple[Probe, dict[int, Array]]]:
+def _cases(view: GraphView, candidate: Candidate) -> Iterator[tuple[Probe, dict[int, Array]]]:
     """Feeds: every trial size with random values, then edge values and corner slots at the first."""
     for number, probe in enumerate(candidate.probes):
         for style in ("random", "edge") if number == 0 and candidate.zero_rows else ("random",):

@@ -64,7 +64,7 @@ def test_a_product_refuses_by_its_own_rule_and_the_smaller_operator_follows() ->
 
 EXPORTS = ("batch_einsum_kv_b_dynamo23_fp32", "batch_matmul_joint_dynamo18_fp32", "tokens_bmm_kv_b_ts17_fp32")
 """Modules exported by torch 2.13, recorded outputs are PyTorch's: static caches by batch with the attention behind
-them, a joint down-projection, paged caches by token; absorbed by Einsum, MatMul and bmm; kv_b_proj cut up on the fly."""
+them, a joint down-projection, paged caches by token; absorbed by Einsum, MatMul and bmm; kv_b_proj cut on the fly."""
 
 
 @pytest.mark.parametrize("name", EXPORTS)
