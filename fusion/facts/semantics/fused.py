@@ -27,6 +27,19 @@ def rms_normalization(attrs: Attrs, x: Array, gamma: Array) -> Array:
     return _normalised(x, gamma, attrs.get("epsilon", 1e-5), int(attrs.get("axis", -1)), bool(attrs.get("@wide")))
 
 
+def _skip_shapes(attrs: Attrs, operands: Operands) -> list[tuple[int, ...]]:
+    (shape,) = _first_shape(attrs, operands)
+    return [shape, (*shape[:-1], 1), (*shape[:-1], 1), shape]
+
+
+@computing("SkipSimplifiedLayerNormalization", _skip_shapes, domain="com.microsoft")
+def skip_normalization(attrs: Attrs, x: Array, skip: Array, gamma: Array, bias: Array | None = None) -> Any:
+    total = x + skip if bias is None else x + skip + bias
+    y = _normalised(total, gamma, attrs.get("epsilon", 1e-5), -1, bool(attrs.get("@wide")))
+    square = (total * total).mean(axis=-1, keepdims=True)
+    return y, np.zeros_like(square), 1 / np.sqrt(square + attrs.get("epsilon", 1e-5)), total
+
+
 @computing("LayerNormalization", _first_shape)
 def layer_normalization(attrs: Attrs, x: Array, gamma: Array, beta: Array | None = None) -> Any:
     axes = tuple(range(int(attrs.get("axis", -1)) % x.ndim, x.ndim))
