@@ -103,7 +103,22 @@ class _Tagging:
         changed = not_kept(self._view, self._spine.cache, self._spine.out, self._spine.nodes)
         if refusal is None and changed:
             refusal = NotAWrite(self._spine.cache, self._spine.out, "cache-converted", changed)
-        return refusal or WriteMap(self._spine, self._probe, final, tuple(self._updates))
+        return refusal or WriteMap(self._spine, self._probe, *self._used(final))
+
+    def _used(self, final: Array) -> tuple[Array, tuple[ir.Value, ...]]:
+        """Tags and updates without what never reaches this cache: a node may write others too."""
+        start, shift, kept = final.size, 0, []
+        result = final
+        for value in self._updates:
+            size = self._tags[id(value)].size
+            inside = (final >= start) & (final < start + size)
+            if inside.any() or not size:
+                result = np.where(inside, final - shift, result)
+                kept.append(value)
+            else:
+                shift += size
+            start += size
+        return result, tuple(kept)
 
     def _operands(self, node: ir.Node) -> list[Array | None]:
         data = {id(item) for item in data_operands(node)}

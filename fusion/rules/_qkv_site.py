@@ -164,7 +164,7 @@ def _needed(frame: Frame, query: Delivered) -> list[Delivered]:
     delivered = [item for row, place in zip(frame.rows, (K_RAW, V_RAW), strict=True)
                  if (item := _raw(frame, row, place)) is not None]  # fmt: skip
     # who reads a cache while it is being written is the alias check's business
-    replaced = {id(item) for row in frame.rows for node in row.write.spine.nodes for item in node.outputs}
+    replaced = {id(item) for row in frame.rows for item in row.write.spine.values}
     replaced.add(id(query.value))
     values = [query.value, *(item.value for item in delivered)]
     stops = {id(item) for item in frame.feeds()}
