@@ -11,7 +11,7 @@ CXX_STYLE   = $(filter %.cc %.h %.inc,$(CXX_SOURCES)) $(wildcard tests/custom_or
 # An editable install knows the packages that existed when it was made: a new one needs another.
 PACKAGES    = $(shell find ir_ops fusion custom_ort models benchmarks -name __init__.py)
 
-.PHONY: demo test lint format bench sanitize compat docs install clean
+.PHONY: demo test lint format bench thorough sanitize fuzz compat docs install clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed ## fuse, verify, run and export the shipped DeepSeek-V3 layer
@@ -34,17 +34,32 @@ format: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/kvfuse bench
 
+CASES ?= 5000
+thorough: $(VENV)/.installed ## kernel and reference compared on CASES random calls of every operator
+	KVFUSE_CASES=$(CASES) $(BIN)/python -m pytest -q -n $(JOBS) tests/custom_ort -k test_random_calls
+
+# test_abi is left out: it measures memory that the sanitiser holds back.
 sanitize: $(VENV)/.installed ## the kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	PYTHON=$(BIN)/python custom_ort/sanitize.sh
+	KVFUSE_CASES=100 PYTHON=$(BIN)/python custom_ort/sanitize.sh -m pytest -q -p no:cacheprovider -n $(JOBS) \
+	  tests/custom_ort --deselect tests/custom_ort/test_abi.py
+
+MINUTES ?= 10
+fuzz: $(VENV)/.installed ## hostile calls at the entry of every kernel, under the same sanitisers
+	PYTHON=$(BIN)/python custom_ort/sanitize.sh -m tests.custom_ort.fuzz --minutes $(MINUTES) --jobs $(JOBS)
 
 RUNTIMES ?= 1.20.1 1.23.2
-compat: $(VENV)/.installed ## the kernel tests on older runtimes, with the library built above
+TORCH_NPU ?= 2.14.0
+compat: $(VENV)/.installed ## the kernel tests on older runtimes; GE files against the definition in a torch-npu wheel
+	test -n "$$(ls out/wheels/torch_npu-$(TORCH_NPU)-*.whl 2>/dev/null)" || $(BIN)/python -m pip download -q --no-deps \
+	  --only-binary :all: --python-version 3.11 --platform manylinux_2_28_x86_64 -d out/wheels torch-npu==$(TORCH_NPU)
+	KVFUSE_TORCH_NPU=$$(ls out/wheels/torch_npu-$(TORCH_NPU)-*.whl) \
+	  $(BIN)/python -m pytest -q tests/ir_ops/ge/test_independent_definition.py
 	for version in $(RUNTIMES); do \
 	  test -x $(VENV)-$$version/bin/python || $(PYTHON) -m venv $(VENV)-$$version; \
 	  $(VENV)-$$version/bin/python -m pip install -q --disable-pip-version-check "onnxruntime==$$version" \
-	    "numpy<2" onnx onnx-ir ml_dtypes pytest hypothesis && \
-	  PYTHONPATH=. KVFUSE_LIBRARY=$$($(BIN)/python -c 'import custom_ort; print(custom_ort.get_library_path())') \
-	    $(VENV)-$$version/bin/python -m pytest -q tests/custom_ort || exit 1; \
+	    "numpy<2" onnx onnx-ir ml_dtypes pytest pytest-xdist hypothesis && \
+	  KVFUSE_CASES=60 PYTHONPATH=. KVFUSE_LIBRARY=$$($(BIN)/python -c 'import custom_ort; print(custom_ort.get_library_path())') \
+	    $(VENV)-$$version/bin/python -m pytest -q -n $(JOBS) tests/custom_ort || exit 1; \
 	done
 
 docs: $(VENV)/.installed ## what is generated from the declarations: operator pages, kernel headers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -26,8 +27,10 @@ def interleaved(
         call()
     rounds = max(rounds, min(4000, int(seconds / max(time.perf_counter() - start, 1e-7))))
     times: dict[str, list[float]] = {name: [] for name in variants}
+    order, rng = list(variants.items()), random.Random(0)
     for _ in range(rounds):
-        for name, call in variants.items():
+        rng.shuffle(order)  # what ran before has changed the caches: nobody always follows the same one
+        for name, call in order:
             begin = time.perf_counter()
             call()
             times[name].append(time.perf_counter() - begin)

@@ -29,7 +29,8 @@ class Binding:
         runtime()
         self.session = session
         self._inputs = {entry.name: entry for entry in session.get_inputs()}
-        self._outputs = [entry.name for entry in session.get_outputs()]
+        self._declared = {entry.name: entry for entry in session.get_outputs()}
+        self._outputs = list(self._declared)
         self._aliases = dict(aliases)
         self._arrays: dict[str, Array] = {}  # onnxruntime keeps pointers only: the arrays must live here
         self._io = session.io_binding()
@@ -69,6 +70,8 @@ class Binding:
             array = np.ascontiguousarray(array).reshape(array.shape)
         elif not (array.flags.c_contiguous and array.flags.writeable):
             raise BadInput("this array cannot be written in place", where=name, wanted="a writeable C-contiguous array")
+        else:
+            check_array(f"{name} as {output}", array, self._declared[output])
         number, shape = element_type(array).onnx, list(array.shape)
         self._io.bind_input(name, "cpu", 0, number, shape, array.ctypes.data)
         if output is not None:

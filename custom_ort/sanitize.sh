@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# The kernel tests against a library built with AddressSanitizer and UndefinedBehaviorSanitizer (`make sanitize`).
+# Runs Python with a library built with AddressSanitizer and UndefinedBehaviorSanitizer: the kernel tests for
+# `make sanitize`, hostile calls for `make fuzz`.
 #
-#   custom_ort/sanitize.sh [pytest arguments]      PYTHON=.venv/bin/python  CXX=g++  BUILD=build/sanitize
+#   custom_ort/sanitize.sh PYTHON-ARGUMENTS      PYTHON=.venv/bin/python  CXX=g++  BUILD=build/sanitize
 #
 # Python itself is not instrumented: the sanitiser's runtime is preloaded, and leaks are not looked for (interpreters
-# keep memory). test_abi is left out: it measures memory that the sanitiser holds back.
+# keep memory).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -32,5 +33,4 @@ maps = open("/proc/self/maps").read()
 assert "libasan" in maps and str(custom_ort.get_library_path()) in maps, "the sanitised library is not in use"
 CHECK
 
-LD_PRELOAD=$preload "$python" -m pytest -q -p no:cacheprovider tests/custom_ort \
-  --deselect tests/custom_ort/test_abi.py "$@"
+LD_PRELOAD=$preload exec "$python" "$@"

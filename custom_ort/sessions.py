@@ -22,7 +22,7 @@ from ir_ops.errors import BadInput, BadModel
 BFloat16 = Literal["auto", "native", "round"]
 
 _ORT_TYPES = {"float": "float32", "double": "float64", "float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2"}
-_RULE = re.compile(r": [A-Z]{2}-\d\d: ")
+_RULE = re.compile(r": [A-Z]+-\d+: ")
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _QUIET = 4  # a refused model is reported by our exception; onnxruntime need not print it as well
 
@@ -66,9 +66,7 @@ def session(
     except Exception as error:
         lacking = bf16 == "native" and "NOT_IMPLEMENTED" in str(error)
         hint = "bf16='round' computes in float32 where the runtime has no bfloat16 kernel" if lacking else ""
-        raise BadModel(
-            "onnxruntime does not take the model", where=where, found=_why(source, error), hint=hint
-        ) from None
+        raise _refused_model(source, where, error, hint) from None
 
 
 def _open(source: str | bytes, options: Any, providers: Any, bf16: BFloat16) -> Any:
@@ -95,14 +93,20 @@ def _proto(source: str | bytes) -> onnx.ModelProto:
     return onnx.load_from_string(source) if isinstance(source, bytes) else onnx.load(source, load_external_data=False)
 
 
-def _why(source: str | bytes, error: Exception) -> str:
-    """The rule of ours that the model breaks, else onnxruntime's own words."""
-    if _RULE.search(_message(error)):
-        return _message(error)
-    try:
-        return next(broken_rules(_proto(source)), _message(error))
-    except (OSError, ValueError, DecodeError):  # not an ONNX file: onnxruntime has said so
-        return _message(error)
+def _refused_model(source: str | bytes, where: str, error: Exception, hint: str) -> BadModel:
+    """Says which rule of ours the model breaks, that it is none, or else onnxruntime's own words."""
+    found = _message(error)
+    if not _RULE.search(found):
+        try:
+            model = _proto(source)
+            if not model.HasField("graph"):
+                raise DecodeError
+            found = next(broken_rules(model), found)
+        except DecodeError:
+            return BadModel("this is no ONNX model", where=where, wanted="a ModelProto with a graph")
+        except (OSError, ValueError):
+            pass
+    return BadModel("onnxruntime does not take the model", where=where, found=found, hint=hint)
 
 
 def run(session: Any, feeds: Mapping[str, Array]) -> dict[str, Array]:

@@ -12,6 +12,7 @@ from fusion.emit import Emitter
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import GraphView
 from fusion.facts.probe import Probe
+from fusion.reduction import NONE, Reduction
 from fusion.result import Refusal
 from fusion.surgery.packing import Join
 
@@ -55,6 +56,7 @@ class Candidate:
         attrs: attributes of the fused node.
         joins: projections that the new nodes lay side by side, which may be packed into one.
         size: that of the rule.
+        reduction: hidden sizes that the proof takes smaller.
         draws: id of a feed -> what the proof feeds it: ``sums`` (int32 data, no structure) or ``scale`` (never 0).
     """
 
@@ -75,6 +77,7 @@ class Candidate:
     attrs: Mapping[str, Any] = field(default_factory=dict)
     joins: list[Join] = field(default_factory=list)
     size: int = BLOCK
+    reduction: Reduction = NONE
     draws: Mapping[int, str] = field(default_factory=dict)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -125,7 +126,8 @@ class _Search:
         if proof is None:
             return False
         self.found.proven.append((candidate, proof))
-        self.facts.standing.accept(candidate.replaced, candidate.emitter.nodes, candidate.stand_ins)
+        delivered = [*candidate.replaced, *candidate.shapes]
+        self.facts.standing.accept(delivered, candidate.emitter.nodes, candidate.stand_ins)
         self._written |= {id(buffer): candidate for buffer in _buffers(candidate)}
         return True
 
@@ -226,8 +228,9 @@ def apply(model: ir.Model, found: Found, pack: Pack = "auto") -> list[Site]:
     # what fused nodes read and deliver keeps its type: their bodies are made for it
     needed = {id(item) for candidate, _ in found.proven for node in candidate.emitter.nodes for item in node.inputs}
     clear_types([value for value in found.typed if id(value) not in needed])
+    starts = _starts((candidate for candidate, _ in found.proven), found.order)
     for candidate, _ in found.proven:
-        _insert(graph, candidate, found.order)
+        _insert(graph, candidate, found.order, starts)
     removed = {id(candidate): len(candidate.region) for candidate, _ in found.proven}
     if found.proven:
         model.opset_imports.setdefault(DOMAIN, DOMAIN_VERSION)
@@ -254,7 +257,7 @@ def _pack(graph: ir.Graph, candidates: list[Candidate], how: Pack) -> bool:
     return bool(joins)
 
 
-def _insert(graph: ir.Graph, candidate: Candidate, order: dict[int, int]) -> None:
+def _insert(graph: ir.Graph, candidate: Candidate, order: dict[int, int], starts: list[int]) -> None:
     used = {id(item) for node in candidate.emitter.nodes for item in node.inputs if item is not None}
     used |= {id(new) for _, new in candidate.shapes}
     for constant in candidate.emitter.constants:
@@ -272,7 +275,7 @@ def _insert(graph: ir.Graph, candidate: Candidate, order: dict[int, int]) -> Non
                 use.node.replace_input_with(use.idx, source)
     for old, new in candidate.shapes:
         _replace(graph, old, new, set())
-    before = _computing(candidate, order)
+    before = _computing(candidate, order, starts)
     for old, new in candidate.replaced:
         _replace(graph, old, new, before)
 
@@ -294,9 +297,10 @@ def _replace(graph: ir.Graph, old: ir.Value, new: ir.Value, before: set[int]) ->
             graph.outputs[place] = new
 
 
-def _computing(candidate: Candidate, order: dict[int, int]) -> set[int]:
-    """Ids of the new nodes and of the nodes they are computed from, back to where the region begins."""
-    first = min((order[id(node)] for node in candidate.region if id(node) in order), default=0)
+def _computing(candidate: Candidate, order: dict[int, int], starts: list[int]) -> set[int]:
+    """Ids of the new nodes and of the nodes they are computed from, back to where the replaced values come from."""
+    first, _ = _span(candidate, order)
+    first = starts[bisect_right(starts, first) - 1] if starts else first
     pending = list(candidate.emitter.nodes)
     found = {id(node) for node in pending}
     while pending:
@@ -306,6 +310,28 @@ def _computing(candidate: Candidate, order: dict[int, int]) -> set[int]:
                 found.add(id(node))
                 pending.append(node)
     return found
+
+
+def _span(candidate: Candidate, order: dict[int, int]) -> tuple[int, int]:
+    """From the first of the nodes whose results are replaced to the last of the nodes that the new ones read."""
+    replaced = [order.get(id(old.producer()), 0) for old, _ in candidate.replaced]
+    read = [order.get(id(item.producer()), 0) for node in candidate.emitter.nodes for item in node.inputs
+            if item is not None]  # fmt: skip
+    return min(replaced, default=0), max((*replaced, *read), default=0)
+
+
+def _starts(candidates: Iterable[Candidate], order: dict[int, int]) -> list[int]:
+    """Where the spans begin, overlapping ones taken together.
+
+    A node in front of all spans that overlap reads nothing that a fused node behind it computes.
+    """
+    starts: list[int] = []
+    end = -1
+    for first, last in sorted(_span(candidate, order) for candidate in candidates):
+        if first > end:
+            starts.append(first)
+        end = max(end, last)
+    return starts
 
 
 def count_ops(model: ir.Model) -> Counter[str]:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from fusion.facts.graph import GraphView, dtype_name
 from fusion.facts.probe import Probe
 from fusion.facts.semantics import Unsupported, lookup
+from fusion.reduction import NONE, Reduction
 from ir_ops.dtypes import Array, by_name, by_onnx
 from ir_ops.numeric import NumpyNumeric
 from ir_ops.ops import DOMAIN, OPS
@@ -50,10 +51,13 @@ class Evaluation:
         probe: freezes integers that depend on shapes only, so that nothing outside the piece is needed.
         feeds: id of a value -> its array.
         wide: float64 instead of the graph's float types.
+        reduction: sizes that the feeds have smaller than the graph.
     """
 
-    def __init__(self, view: GraphView, probe: Probe, feeds: Mapping[int, Array], wide: bool) -> None:
-        self.view, self.probe, self.wide = view, probe, wide
+    def __init__(
+        self, view: GraphView, probe: Probe, feeds: Mapping[int, Array], wide: bool, reduction: Reduction = NONE
+    ) -> None:
+        self.view, self.probe, self.wide, self.reduction = view, probe, wide, reduction
         self._memo: dict[int, Array] = dict(feeds)
 
     def value(self, value: ir.Value) -> Array:
@@ -100,13 +104,14 @@ class Evaluation:
     def _leaf(self, value: ir.Value) -> Array | None:
         tensor = self.view.tensor(value) if value.const_value is None else value.const_value
         if tensor is not None:
-            return self._typed(self._at_trial_size(value, np.asarray(tensor.numpy())))
+            array = self._at_trial_size(value, np.asarray(tensor.numpy()))
+            return self._typed(self.reduction.constant(id(value), array))
         node = value.producer()
-        if node is None or node.graph is None or id(value) in self.probe.overrides:
+        if node is None or node.graph is None or self.probe.is_given(value):
             return None
         known = self.probe.known(value)
         if known.array is not None and not known.taint:
-            return self._typed(known.array)
+            return self._typed(self.reduction.constant(id(value), known.array))
         return None
 
     def _at_trial_size(self, value: ir.Value, array: Array) -> Array:

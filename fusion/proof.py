@@ -8,6 +8,7 @@ differ by one step where a value lies within rounding distance of a tie.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -18,6 +19,7 @@ from fusion.evaluate import Evaluation, typed
 from fusion.facts.graph import GraphView, dtype_name
 from fusion.facts.probe import Probe
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
+from fusion.reduction import Reduction
 from fusion.result import Proof
 from ir_ops.declaration import TensorSpec
 from ir_ops.dtypes import Array
@@ -32,6 +34,9 @@ STEP_SHARE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.4}
 ROUNDED_STEPS = {"float16": 4, "bfloat16": 32}
 """Steps that rounding each intermediate to a narrow type, as the graph does, may move an int8 result: the rotation of
 large pairs cancels. In float64 the bound is one step, at ties."""
+
+POOL = 65537
+"""Random numbers drawn for one array: a prime, so that repetitions fall into other columns."""
 
 
 class Disproved(KvfuseError):
@@ -95,7 +100,7 @@ class Prover:
         try:
             feeds = _feeds(candidate, probe, np.random.default_rng(9), "random")
             given = {id(value): typed(feeds[id(value)], value, True) for value in candidate.feeds}
-            old = Evaluation(self.view, probe, given, True)
+            old = Evaluation(self.view, probe, given, True, candidate.reduction)
             for before, _ in candidate.replaced:
                 old.value(before)
         except (Unsupported, OutOfRange, Conflict, ValueError, IndexError):
@@ -104,8 +109,8 @@ class Prover:
 
     def _compare(self, candidate: Candidate, probe: Probe, feeds: dict[int, Array], wide: bool) -> float:
         given = {id(value): typed(feeds[id(value)], value, wide) for value in candidate.feeds}
-        old = Evaluation(self.view, probe, given, wide)
-        new = Evaluation(self.view, probe, given, wide)
+        old = Evaluation(self.view, probe, given, wide, candidate.reduction)
+        new = Evaluation(self.view, probe, given, wide, candidate.reduction)
         worst = 0.0
         for before, after in (*candidate.replaced, *candidate.shapes):
             left, right = old.value(before), new.value(after)
@@ -117,7 +122,10 @@ class Prover:
                     wanted=str(list(left.shape)),
                 )
             worst = max(worst, _difference(candidate, before, left, right, wide))
-        shapes = [None if item is None else new.value(item).shape for item in candidate.node.inputs]
+        shapes = [
+            None if item is None else candidate.reduction.restored(new.value(item).shape)
+            for item in candidate.node.inputs
+        ]
         self._shapes.append((probe, shapes))
         return worst
 
@@ -136,9 +144,11 @@ def _stands_for(probes: list[Probe], sizes: tuple[int, ...], large: int) -> bool
 
 
 def _own_type(candidate: Candidate) -> str:
-    """The float type that the site computes in: that of its first float operand."""
+    """The float type that the site rounds to: the narrowest inside it, else that of its first float operand."""
+    inside = {dtype_name(item) for node in candidate.region for item in node.outputs}
     kinds = [dtype_name(item) for item in candidate.node.inputs if item is not None]
-    return next((kind for kind in kinds if "float" in kind), kinds[0])
+    narrow = (kind for kind in ("bfloat16", "float16") if kind in inside)
+    return next(narrow, next((kind for kind in kinds if "float" in kind), kinds[0]))
 
 
 def _difference(candidate: Candidate, value: ir.Value, left: Array, right: Array, wide: bool) -> float:
@@ -185,7 +195,7 @@ def _cases(candidate: Candidate) -> Iterator[tuple[Probe, dict[int, Array]]]:
 def _feeds(candidate: Candidate, probe: Probe, rng: np.random.Generator, style: str) -> dict[int, Array]:
     return {
         id(value): _drawn(value, probe, rng, kind) if (kind := candidate.draws.get(id(value))) else
-        _feed(value, probe, rng, style)
+        _feed(value, probe, rng, style, candidate.reduction)
         for value in candidate.feeds
     }  # fmt: skip
 
@@ -201,7 +211,7 @@ def _drawn(value: ir.Value, probe: Probe, rng: np.random.Generator, kind: str) -
     return np.asarray(np.rint(sizes * rng.choice([-1, 1], shape)), np.int32)
 
 
-def _feed(value: ir.Value, probe: Probe, rng: np.random.Generator, style: str) -> Array:
+def _feed(value: ir.Value, probe: Probe, rng: np.random.Generator, style: str, reduction: Reduction) -> Array:
     """Data for one source: integers as the probe has them, random floats, with zeros and large rows for ``edge``."""
     known = probe.known(value)
     if known.array is not None and known.array.dtype.kind in "iub":
@@ -209,15 +219,21 @@ def _feed(value: ir.Value, probe: Probe, rng: np.random.Generator, style: str) -
     shape = known.shape
     if shape is None:
         raise Unsupported(f"the shape of {value.name} is not known")
+    shape = reduction.shape(id(value), shape)
     if dtype_name(value) in ("int8", "uint8"):
         return rng.integers(-100, 100, shape).astype(np.int8)
-    data = rng.standard_normal(shape)
+    data = _random(rng, shape)
     if style == "edge" and data.ndim > 1 and data.size:
         flat = data.reshape(-1, data.shape[-1])
         flat[0] = 0.0
         flat[-1] *= 30.0
         flat[:, 0] *= -1.0
-    return data + np.sign(data) * 0.1
+    return (data + np.sign(data) * 0.1) * reduction.scale(id(value), shape)
+
+
+def _random(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Normally distributed numbers; of a large array, the same ones again in another column of each row."""
+    return rng.standard_normal(shape) if math.prod(shape) <= POOL else np.resize(rng.standard_normal(POOL), shape)
 
 
 def structure(view: GraphView, candidate: Candidate) -> str:

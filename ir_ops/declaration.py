@@ -27,6 +27,9 @@ Attrs = Mapping[str, AttrValue]
 PRODUCTS = ("generic", "950", "A3", "A2", "kirin")
 """``generic`` is everything that is mathematically defined; the others are the documented limits of a product."""
 
+MOST_DIMS = 8
+"""Dims of a tensor, for every operator."""
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -340,6 +343,9 @@ class Operator:
                 wanted = " | ".join(self.types[entry.type])
                 yield Violation("IN-03", "an input has an element type the operator does not take",
                                 f"{entry.name} {specs[entry.name].dtype}", wanted)  # fmt: skip
+            elif len(shape := specs[entry.name].shape or ()) > MOST_DIMS:
+                found = f"{entry.name} {shape_text(shape)}"
+                yield Violation("IN-04", "an input has too many dims", found, f"at most {MOST_DIMS}")
         declared = {attr.name: attr for attr in self.attrs}
         for name, value in attrs.items():
             plain = value.decode() if isinstance(value, bytes) else value
@@ -355,8 +361,18 @@ class Operator:
                 yield Violation("AT-03", "a required attribute is missing", "no " + attr.name, attr.type)
 
     def infer(self, specs: Mapping[str, TensorSpec], attrs: Mapping[str, Any]) -> dict[str, TensorSpec]:
-        """Output name -> spec, as far as the input specs tell."""
-        return self.shapes(specs, self.with_defaults(attrs))
+        """Output name -> spec, as far as the input specs tell.
+
+        Raises:
+            BadInput: a required input that the shapes follow from is missing.
+        """
+        try:
+            return self.shapes(specs, self.with_defaults(attrs))
+        except KeyError:
+            missing = [entry.name for entry in self.inputs if not entry.optional and entry.name not in specs]
+            if not missing:
+                raise
+            raise BadInput("a required input is missing", where=self.name, found=f"no {missing[0]}") from None
 
     def reference(self, inputs: Mapping[str, Array], attrs: Mapping[str, Any]) -> dict[str, Array]:
         """Computes the outputs in numpy, by GE output name (a ref output under its input's name).

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from ir_ops.declaration import PRODUCTS, Attr, Constraint, Operator
+from ir_ops.declaration import MOST_DIMS, PRODUCTS, Attr, Constraint, Operator
 from ir_ops.dtypes import by_name
 from ir_ops.files import replacing
 from ir_ops.ops import DOMAIN, DOMAIN_VERSION, OPS
@@ -49,8 +49,8 @@ def sections(op: Operator) -> list[Section]:
             "Constraints",
             [
                 "Checked by `check()` and the kernel, with the same ids and words. The CPU kernel accepts `generic`. "
-                "For every operator IN-01 to IN-03 refuse unknown and missing inputs and element types that an input "
-                "does not take, AT-01 to AT-04 unknown, missing and wrong attributes."
+                "For every operator IN-01 to IN-04 refuse unknown and missing inputs, element types that an input does "
+                f"not take and more than {MOST_DIMS} dims, AT-01 to AT-04 unknown, missing and wrong attributes."
             ],
             [("id", "rule", "products", "breach is"), *(_constraint(entry) for entry in op.constraints)],
         ),

@@ -289,12 +289,16 @@ void Job::Rows(size_t begin, size_t end) const {
       if (++n == heads) n = 0, ++b;
     }
   }
+  kernels.finish();
 }
 
 void Job::Finish(Row* rows, size_t count, float* scratch) const {
   const FloatKind kind = KindOf(call.kv.type);
   const size_t width = call.norm_width;
-  for (size_t i = 0; i < count; ++i) rows[i].rms = kernels.rms[kind](rows[i].kv, width, epsilon, scratch + i * width);
+  const bool keep = call.v.given || !ckv.Direct();
+  for (size_t i = 0; i < count; ++i) {
+    rows[i].rms = kernels.rms[kind](rows[i].kv, width, epsilon, keep ? scratch + i * width : nullptr);
+  }
   for (size_t i = 0; i < count; ++i) {
     const float* x = kind == kKindFloat32 ? reinterpret_cast<const float*>(rows[i].kv) : scratch + i * width;
     (this->*(call.v.given ? &Job::Separate : &Job::Joined))(rows[i], x, scratch + kGroup * width);
@@ -303,10 +307,19 @@ void Job::Finish(Row* rows, size_t count, float* scratch) const {
 
 void Job::Joined(const Row& row, const float* left, float* scratch) const {
   const FloatKind kind = KindOf(call.kv.type);
-  const size_t width = call.norm_width, rope = call.rope_width;
-  if (ckv.Wants(row.place)) ckv.WriteNormalised(left, gamma, row.rms, scratch, row.place);
+  const size_t rope = call.rope_width;
+  const char* right = row.kv + call.norm_width * ElementSize(call.kv.type);
+  if (ckv.Wants(row.place)) {
+    if (ckv.Direct()) {
+      ckv.WriteNormalised(row.kv, gamma, row.rms, row.place);
+    } else {
+      ckv.WriteNormalised(left, gamma, row.rms, scratch, row.place);
+    }
+  }
+  if (!k.Wants(row.place)) return;
+  if (k.RotatesDirectly()) return k.WriteRotated(right, row.cos, row.sin, row.place);
   float *raw = scratch, *rotated = raw + rope;
-  kernels.load[kind](row.kv + width * ElementSize(call.kv.type), rope, raw);
+  kernels.load[kind](right, rope, raw);
   kernels.rope_interleaved[kind](raw, row.cos, row.sin, rope, rotated);
   k.Write(rotated, row.place);
 }
@@ -350,7 +363,8 @@ void KvRmsNormRopeCache::Run(KernelContext& context) const {
       std::memset(raw, 0, row_count * static_cast<size_t>(cache->width) * size);
       raw = nullptr;
     }
-    (cache == &call.k ? job.k : job.ckv).SetMemory(data, raw);
+    const size_t written = row_count * static_cast<size_t>(cache->width) * ElementSize(input.type);
+    (cache == &call.k ? job.k : job.ckv).SetMemory(data, raw, written);
   }
   const size_t rows = static_cast<size_t>(call.batch * call.heads * call.tokens);
   context.ForRows(rows, [&](size_t begin, size_t end) { job.Rows(begin, end); });

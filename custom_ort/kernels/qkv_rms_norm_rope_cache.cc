@@ -228,7 +228,7 @@ struct Job {
 
   void Tokens(size_t begin, size_t end) const;
   template <typename Finish>
-  void Heads(const char* rows, size_t heads, float* scratch, const Finish& finish) const;
+  void Heads(const char* rows, size_t heads, const Finish& finish) const;
   void Values(const char* rows, Place place, float* scratch) const;
 
   FloatKind kind() const { return KindOf(call.qkv.type); }
@@ -236,20 +236,17 @@ struct Job {
   size_t width() const { return static_cast<size_t>(call.sizes.width); }
 };
 
-// Calls finish(head, x, rms) for each head of a row, x in fp32.
+// Calls finish(head, x, rms) for each head of a row.
 template <typename Finish>
-void Job::Heads(const char* rows, size_t heads, float* scratch, const Finish& finish) const {
+void Job::Heads(const char* rows, size_t heads, const Finish& finish) const {
   const size_t n = width(), bytes = n * size();
   for (size_t start = 0; start < heads; start += kGroup) {
     const size_t count = std::min(kGroup, heads - start);
     float rms[kGroup];
     for (size_t i = 0; i < count; ++i) {
-      rms[i] = kernels.rms[kind()](rows + (start + i) * bytes, n, epsilon, scratch + i * n);
+      rms[i] = kernels.rms[kind()](rows + (start + i) * bytes, n, epsilon, nullptr);
     }
-    for (size_t i = 0; i < count; ++i) {
-      const char* row = rows + (start + i) * bytes;
-      finish(start + i, kind() == kKindFloat32 ? reinterpret_cast<const float*>(row) : scratch + i * n, rms[i]);
-    }
+    for (size_t i = 0; i < count; ++i) finish(start + i, rows + (start + i) * bytes, rms[i]);
   }
 }
 
@@ -257,8 +254,8 @@ void Job::Tokens(size_t begin, size_t end) const {
   const size_t n = width(), bytes = n * size();
   const size_t q_heads = static_cast<size_t>(call.sizes.q), k_heads = static_cast<size_t>(call.sizes.k);
   const size_t row_bytes = static_cast<size_t>(call.sizes.heads) * bytes, q_bytes = q_heads * bytes;
-  Scratch memory((kGroup + 3) * n);
-  float *kept = memory.data(), *rotated = kept + kGroup * n, *cos_row = rotated + n, *sin_row = cos_row + n;
+  Scratch memory(3 * n);
+  float *rotated = memory.data(), *cos_row = rotated + n, *sin_row = cos_row + n;
   for (size_t t = begin; t < end; ++t) {
     const char* row = call.qkv.As<char>() + t * row_bytes;
     const float *cos = call.cos.As<float>() + t * n, *sin = call.sin.As<float>() + t * n;
@@ -269,16 +266,16 @@ void Job::Tokens(size_t begin, size_t end) const {
     }
     if (char* q = q_out != nullptr ? q_out : q_raw) {
       char* out = q + t * q_bytes;
-      Heads(row, q_heads, kept, [&](size_t head, const float* x, float rms) {
-        kernels.normalise_rope_halves[kind()](x, q_gamma, rms, cos, sin, n, out + head * bytes);
+      Heads(row, q_heads, [&](size_t head, const char* x, float rms) {
+        kernels.normalise_rope_halves_row[kind()](x, q_gamma, rms, cos, sin, n, out + head * bytes);
       });
       if (q_raw != nullptr && q != q_raw) std::memcpy(q_raw + t * q_bytes, out, q_bytes);
     }
     Place place{false, 0, 0, 0, t};
     place.has_slot = slots.Find(t, 0, &place.page, &place.row);
     if (k.Wants(place)) {
-      Heads(row + q_bytes, k_heads, kept, [&](size_t head, const float* x, float rms) {
-        kernels.normalise_rope_halves[kKindFloat32](x, k_gamma, rms, cos, sin, n, rotated);
+      Heads(row + q_bytes, k_heads, [&](size_t head, const char* x, float rms) {
+        kernels.normalise_rope_halves[kind()](x, k_gamma, rms, cos, sin, n, rotated);
         k.Write(rotated, {place.has_slot, place.page, place.row, head, t * k_heads + head});
       });
     }

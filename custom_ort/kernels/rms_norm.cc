@@ -47,11 +47,11 @@ void RmsNorm::Run(KernelContext& context) const {
   float* rstd = static_cast<float*>(context.Output(kOutRstd, rstd_dims, x.rank));
   const FloatKind kind = KindOf(x.type);
   context.ForRows(rows, [&](size_t begin, size_t end) {
-    Scratch scratch(width);
     for (size_t row = begin; row < end; ++row) {
-      const float rms = kernels_.rms[kind](in[row], width, epsilon_, scratch.data());
-      const float* values = kind == kKindFloat32 ? reinterpret_cast<const float*>(in[row]) : scratch.data();
-      if (out.data != nullptr) kernels_.normalise[kind](values, weight.data(), rms, width, {out[row], width, width});
+      const float rms = kernels_.rms[kind](in[row], width, epsilon_, nullptr);
+      if (out.data != nullptr) {
+        kernels_.normalise_row[kind](in[row], weight.data(), rms, width, {out[row], width, width});
+      }
       if (rstd != nullptr) rstd[row] = 1.0f / rms;
     }
   });

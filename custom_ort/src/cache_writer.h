@@ -57,23 +57,34 @@ class CacheWriter {
         offset_(offset, layout.columns),
         store_(kernels.store[KindOf(raw_type)]),
         normalise_(kernels.normalise[kKindFloat32]),
-        normalise_store_(kernels.normalise[KindOf(raw_type)]),
+        normalise_row_(kernels.normalise_row[KindOf(raw_type)]),
+        rotate_row_(kernels.rope_interleaved_row[KindOf(raw_type)]),
         quantise_(size_ != 1                     ? nullptr
                   : scaling == Scaling::kDivides ? kernels.quantise_divided
                                                  : kernels.quantise[QuantKindOf(type, float8_cast)]) {}
 
   // Both memories may be null: the node does not ask for them, or (raw) they are zeros.
-  void SetMemory(void* cache, void* raw) { data_ = static_cast<char*>(cache), raw_ = static_cast<char*>(raw); }
+  // `bytes` is what the call writes to the cache; a writer of many must be followed by RowKernels::finish.
+  void SetMemory(void* cache, void* raw, size_t bytes = 0) {
+    data_ = static_cast<char*>(cache), raw_ = static_cast<char*>(raw), streams_ = bytes >= kStreamedBytes;
+  }
   bool Wants(const Place& place) const { return (place.has_slot && data_ != nullptr) || raw_ != nullptr; }
 
-  // The row x / rms * gamma; y has room for one. A row that only goes to a plain cache is rounded as it is computed.
+  // Whether rows only go to a cache of their own type: they are rounded as they are computed, and need no fp32 copy.
+  bool Direct() const { return quantise_ == nullptr && raw_ == nullptr; }
+  // For a direct writer, x a row of the cache's type: x / rms * gamma, and x rotated (to one block of columns).
+  void WriteNormalised(const void* x, const float* gamma, float rms, const Place& place) const {
+    normalise_row_(x, gamma, rms, layout_.columns, Target(place));
+  }
+  bool RotatesDirectly() const { return Direct() && layout_.Block() == layout_.columns; }
+  void WriteRotated(const void* x, const void* cos, const void* sin, const Place& place) const {
+    rotate_row_(x, cos, sin, layout_.columns, Target(place).data);
+  }
+
+  // The row x / rms * gamma of any writer; y has room for one.
   void WriteNormalised(const float* x, const float* gamma, float rms, float* y, const Place& place) const {
-    if (quantise_ == nullptr && raw_ == nullptr) {
-      normalise_store_(x, gamma, rms, layout_.columns, Target(place));
-    } else {
-      normalise_(x, gamma, rms, layout_.columns, {y, layout_.columns, layout_.columns});
-      Write(y, place);
-    }
+    normalise_(x, gamma, rms, layout_.columns, {y, layout_.columns, layout_.columns});
+    Write(y, place);
   }
 
   void Write(const float* x, const Place& place) const {
@@ -109,17 +120,20 @@ class CacheWriter {
 
   char* Raw(const Place& place) const { return raw_ + place.number * layout_.columns * raw_size_; }
   RowTarget Target(const Place& place) const {
-    return {data_ + layout_.Offset(place.page, place.row, place.head) * size_, layout_.Block(), layout_.Stride()};
+    return {data_ + layout_.Offset(place.page, place.row, place.head) * size_, layout_.Block(), layout_.Stride(),
+            streams_};
   }
 
   CacheLayout layout_;
   size_t size_, raw_size_;
   QuantRows scale_, offset_;
   void (*store_)(const float*, size_t, const RowTarget&);
-  void (*normalise_)(const float*, const float*, float, size_t, const RowTarget&);
-  void (*normalise_store_)(const float*, const float*, float, size_t, const RowTarget&);
+  void (*normalise_)(const void*, const float*, float, size_t, const RowTarget&);
+  void (*normalise_row_)(const void*, const float*, float, size_t, const RowTarget&);
+  void (*rotate_row_)(const void*, const void*, const void*, size_t, void*);
   void (*quantise_)(const float*, const float*, const float*, size_t, const RowTarget&);
   char *data_ = nullptr, *raw_ = nullptr;
+  bool streams_ = false;
 };
 
 }  // namespace kvfuse

@@ -9,6 +9,7 @@ namespace kvfuse {
 namespace {
 
 ort::Api runtime;
+bool shape_references = false;
 
 void Discard(OrtStatus* status) {
   if (status != nullptr) Runtime().ReleaseStatus(status);
@@ -41,15 +42,25 @@ Tensor Read(const char* name, const OrtValue* value) {
   Tensor tensor;
   tensor.name = name;
   if (value == nullptr) return tensor;
-  OwnedInfo owned;
-  Require(Runtime().GetTensorTypeAndShape(value, &owned.info));
-  Require(Runtime().GetTensorElementType(owned.info, &tensor.type));
-  Require(Runtime().GetDimensionsCount(owned.info, &tensor.rank));
-  if (tensor.rank > kMaxRank) {
-    throw Refusal(std::string(name) + " has " + std::to_string(tensor.rank) + " dims; at most " +
-                  std::to_string(kMaxRank) + " are accepted");
+  const auto refuse = [&](const int64_t* dims) {
+    Refuse({"IN-04", "an input has too many dims"}, name + (" " + ShapeText(dims, tensor.rank)),
+           "at most " + std::to_string(kMaxRank));
+  };
+  if (shape_references) {
+    const int64_t* dims = nullptr;
+    Require(Runtime().GetTensorElementTypeAndShapeDataReference(value, &tensor.type, &dims, &tensor.rank));
+    if (tensor.rank > kMaxRank) refuse(dims);
+    std::copy(dims, dims + tensor.rank, tensor.dims);
+  } else {
+    OwnedInfo owned;
+    Require(Runtime().GetTensorTypeAndShape(value, &owned.info));
+    Require(Runtime().GetTensorElementType(owned.info, &tensor.type));
+    Require(Runtime().GetDimensionsCount(owned.info, &tensor.rank));
+    std::vector<int64_t> many(tensor.rank > kMaxRank ? tensor.rank : 0);
+    int64_t* dims = many.empty() ? tensor.dims : many.data();
+    Require(Runtime().GetDimensions(owned.info, dims, tensor.rank));
+    if (!many.empty()) refuse(dims);
   }
-  Require(Runtime().GetDimensions(owned.info, tensor.dims, tensor.rank));
   Require(Runtime().GetTensorMutableData(const_cast<OrtValue*>(value), &tensor.data));
   tensor.elements = Elements(tensor.dims, tensor.rank);
   tensor.given = true;
@@ -59,7 +70,10 @@ Tensor Read(const char* name, const OrtValue* value) {
 }  // namespace
 
 const ort::Api& Runtime() { return runtime; }
-void SetRuntime(const void* table) { runtime = ort::Api(table); }
+void SetRuntime(const void* table, uint32_t version) {
+  runtime = ort::Api(table);
+  shape_references = version >= ort::kShapeReferences;
+}
 
 const char* ElementTypeName(int type) {
   switch (type) {
@@ -114,7 +128,9 @@ void KernelInfo::RefuseOtherType(const AttrDecl& attribute) const {
   int64_t integer;
   size_t size = 0;
   const char* found = nullptr;
-  if (Succeeded(Runtime().KernelInfoGetAttributeArray_int64(info_, attribute.name, nullptr, &size))) found = "ints";
+  const bool is_list = attribute.type == AttrType::kInts;
+  const bool listed = Succeeded(Runtime().KernelInfoGetAttributeArray_int64(info_, attribute.name, nullptr, &size));
+  if (listed && !is_list) found = "ints";
   if (Succeeded(Runtime().KernelInfoGetAttribute_float(info_, attribute.name, &number))) found = "a float";
   if (Succeeded(Runtime().KernelInfoGetAttribute_int64(info_, attribute.name, &integer))) found = "an int";
   if (Succeeded(Runtime().KernelInfoGetAttribute_string(info_, attribute.name, nullptr, &size))) found = "a string";
@@ -155,6 +171,7 @@ std::vector<int64_t> KernelInfo::Ints(size_t attribute, const std::vector<int64_
     if (otherwise != nullptr) return *otherwise;
     Refuse({"AT-03", "a required attribute is missing"}, std::string("no ") + declared.name, "ListInt");
   }
+  if (size == 0) RefuseOtherType(declared);  // runtimes before 1.24 take another type for an empty list
   std::vector<int64_t> values(size);
   if (size > 0) {
     Require(Runtime().KernelInfoGetAttributeArray_int64(info_, declared.name, values.data(), &size));

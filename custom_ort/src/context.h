@@ -14,9 +14,9 @@
 
 namespace kvfuse {
 
-// The runtime's function table; set once by RegisterCustomOps.
+// The runtime's function table; set once by RegisterCustomOps, with the version it was asked for.
 const ort::Api& Runtime();
-void SetRuntime(const void* table);
+void SetRuntime(const void* table, uint32_t version);
 
 // Throws RuntimeFailure for a status that is not OK.
 inline void Require(OrtStatus* status) {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace kvfuse {
 
@@ -106,6 +107,17 @@ inline Half ToHalf(float value) {
   const uint32_t half = 1u << (shift - 1u);
   const uint32_t up = (rest > half || (rest == half && (kept & 1u) != 0)) ? 1u : 0u;
   return {static_cast<uint16_t>(sign | (kept + up))};
+}
+
+template <typename T>
+T FromFloat(float value) {
+  if constexpr (std::is_same_v<T, Half>) {
+    return ToHalf(value);
+  } else if constexpr (std::is_same_v<T, Bfloat>) {
+    return ToBfloat(value);
+  } else {
+    return value;
+  }
 }
 
 }  // namespace kvfuse

@@ -183,10 +183,11 @@ extern "C" KVFUSE_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options
   const uint32_t minor = MinorVersion(base->GetVersionString());
   const uint32_t claimed = std::min(ort::kClaimedVersion, minor);
   // Even the oldest runtime has the first slots: enough to say why it is refused.
-  const void* table = base->GetApi(claimed > 0 ? claimed : 1);
+  const uint32_t version = minor >= ort::kShapeReferences ? ort::kShapeReferences : claimed > 0 ? claimed : 1;
+  const void* table = base->GetApi(version);
   if (table == nullptr) return nullptr;
   const std::lock_guard<std::mutex> lock(mutex);
-  SetRuntime(table);
+  SetRuntime(table, version);
   return Guarded("", "", [&] {
     if (claimed < ort::kOldestVersion) {
       throw Refusal(std::string("kvfuse needs onnxruntime 1.") + std::to_string(ort::kOldestVersion) +

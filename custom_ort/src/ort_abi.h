@@ -63,6 +63,9 @@ inline constexpr uint32_t kOldestVersion = 17;  // shape inference and ParallelF
 // First runtime that infers shapes of a node whose optional input is absent without a crash (seen on 1.20 to 1.23).
 constexpr uint32_t kShapesWithAbsentInputs = 24;
 inline constexpr uint32_t kClaimedVersion = 18;  // GetMayInplace
+// First runtime with GetTensorElementTypeAndShapeDataReference: one call for a tensor instead of five and an
+// allocation.
+inline constexpr uint32_t kShapeReferences = 24;
 
 enum ErrorCode : int { kFail = 1, kInvalidArgument = 2, kRuntimeException = 6 };
 enum Characteristic : int { kRequired = 0, kOptional = 1 };
@@ -110,7 +113,10 @@ enum OpAttrType : int { kAttrInt = 1, kAttrInts = 2 };
   X(271, SetSymbolicDimensions, OrtStatus*, (OrtTensorTypeAndShapeInfo*, const char** names, size_t rank))             \
   X(272, ReadOpAttr, OrtStatus*, (const OrtOpAttr*, int type, void* data, size_t bytes, size_t* needed))               \
   X(274, KernelContext_ParallelFor, OrtStatus*,                                                                        \
-    (const OrtKernelContext*, void (*body)(void*, size_t), size_t total, size_t batches, void* user))
+    (const OrtKernelContext*, void (*body)(void*, size_t), size_t total, size_t batches, void* user))                  \
+  /* from kShapeReferences on; the dims belong to the value */                                                         \
+  X(414, GetTensorElementTypeAndShapeDataReference, OrtStatus*,                                                        \
+    (const OrtValue*, int* type, const int64_t** dims, size_t* rank))
 // clang-format on
 
 // The function table with a typed function for each slot of the list above.

@@ -20,7 +20,12 @@ struct RowTarget {
   void* data;
   size_t block;
   size_t stride;
+  bool streams = false;  // past the CPU's caches, where the kernel can; RowKernels::finish must follow
 };
+
+// From so many bytes on that a call writes, they do not stay in the caches until somebody reads them: what is written
+// past them need not be read first.
+constexpr size_t kStreamedBytes = size_t{1} << 20;
 
 enum FloatKind : int { kKindFloat32, kKindFloat16, kKindBfloat16, kFloatKinds };
 
@@ -41,20 +46,27 @@ enum QuantKind : int {
 struct RowKernels {
   // y = x, exactly.
   void (*load[kFloatKinds])(const void* x, size_t n, float* y);
-  // sqrt(mean(x*x) + epsilon). Leaves x as fp32 in `kept`, unless it is fp32 already. Apart from Normalise because its
-  // result takes long to come: several rows hide each other's delay.
+  // sqrt(mean(x*x) + epsilon). Leaves x as fp32 in `kept`, unless that is null or x is fp32 already. Apart from
+  // Normalise because its result takes long to come: several rows hide each other's delay.
   float (*rms[kFloatKinds])(const void* x, size_t n, float epsilon, float* kept);
-  // x / rms * gamma, rounded half to even. The target may be x itself.
-  void (*normalise[kFloatKinds])(const float* x, const float* gamma, float rms, size_t n, const RowTarget& target);
-  // Interleaved in, halves out; cos and sin of the given kind, n even. y must not overlap x.
-  void (*rope_interleaved[kFloatKinds])(const float* x, const void* cos, const void* sin, size_t n, float* y);
+  // x / rms * gamma of an fp32 row, rounded half to even. The target may be x itself.
+  void (*normalise[kFloatKinds])(const void* x, const float* gamma, float rms, size_t n, const RowTarget& target);
+  // The same of a row of the kind.
+  void (*normalise_row[kFloatKinds])(const void* x, const float* gamma, float rms, size_t n, const RowTarget& target);
+  // Interleaved in, halves out, both fp32; cos and sin of the given kind, n even. y must not overlap x.
+  void (*rope_interleaved[kFloatKinds])(const void* x, const void* cos, const void* sin, size_t n, void* y);
+  // The same from a row of the kind to one, rounded half to even.
+  void (*rope_interleaved_row[kFloatKinds])(const void* x, const void* cos, const void* sin, size_t n, void* y);
   // Rotation by halves with cos and sin in fp32, n even, rounded half to even to the kind. y must not overlap x.
   void (*rope_halves[kFloatKinds])(const float* x, const float* cos, const float* sin, size_t n, void* y);
   // The same in fp16 arithmetic, to fp16: x, cos and sin, each product and each sum are rounded.
   void (*rope_halves_float16)(const float* x, const float* cos, const float* sin, size_t n, void* y);
-  // The same as rope_halves of x / rms * gamma.
-  void (*normalise_rope_halves[kFloatKinds])(const float* x, const float* gamma, float rms, const float* cos,
+  // The same as rope_halves of x / rms * gamma, x a row of the kind, to fp32.
+  void (*normalise_rope_halves[kFloatKinds])(const void* x, const float* gamma, float rms, const float* cos,
                                              const float* sin, size_t n, void* y);
+  // The same to a row of the kind.
+  void (*normalise_rope_halves_row[kFloatKinds])(const void* x, const float* gamma, float rms, const float* cos,
+                                                 const float* sin, size_t n, void* y);
   // Rounds half to even.
   void (*store[kFloatKinds])(const float* x, size_t n, const RowTarget& target);
   // x * scale + offset as an 8-bit value; a null offset is not added.
@@ -69,6 +81,8 @@ struct RowKernels {
   float (*abs_max)(const float* x, size_t n);
   // x / divisor as 8-bit values; what is no number (0 / 0 above all) becomes 0.
   void (*quantise_by[kQuantKinds])(const float* x, float divisor, size_t n, void* y);
+  // Makes streamed rows visible to other threads.
+  void (*finish)();
 };
 
 // Names a set of kernels and says whether this CPU runs it.

@@ -52,17 +52,26 @@ KVFUSE_OP void Store(Bfloat* y, F value) {
   const __m256i packed = _mm256_packus_epi32(NarrowBfloat(value.low), NarrowBfloat(value.high));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(y), _mm256_permute4x64_epi64(packed, 0xd8));
 }
+template <typename T>
+KVFUSE_OP void StoreTwo(T* y, F first, F second) {
+  Store(y, first);
+  Store(y + 16, second);
+}
+constexpr bool kMayStream = true;
+KVFUSE_OP void StreamTwo(float* y, F first, F second) {
+  _mm256_stream_ps(y, first.low);
+  _mm256_stream_ps(y + 8, first.high);
+  _mm256_stream_ps(y + 16, second.low);
+  _mm256_stream_ps(y + 24, second.high);
+}
+KVFUSE_TARGET static void Finish() { _mm_sfence(); }
 KVFUSE_OP F Add(F a, F b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
 KVFUSE_OP F Sub(F a, F b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
 KVFUSE_OP F Mul(F a, F b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
 KVFUSE_OP F Div(F a, F b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
-KVFUSE_OP __m256 Divide(__m256 x, __m256 d, __m256 inverse) {
-  const __m256 quotient = _mm256_mul_ps(x, inverse);
-  const __m256 excess = _mm256_fmsub_ps(quotient, d, x);
-  return _mm256_fnmadd_ps(excess, inverse, quotient);
-}
-KVFUSE_OP F Divide(F x, F d, F inverse) {
-  return {Divide(x.low, d.low, inverse.low), Divide(x.high, d.high, inverse.high)};
+KVFUSE_OP F MulTwice(F x, F high, F low) {
+  return {_mm256_fmadd_ps(x.low, high.low, _mm256_mul_ps(x.low, low.low)),
+          _mm256_fmadd_ps(x.high, high.high, _mm256_mul_ps(x.high, low.high))};
 }
 KVFUSE_OP float Sum(F value) {
   const __m256 eight = _mm256_add_ps(value.low, value.high);

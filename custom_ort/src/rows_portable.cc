@@ -37,6 +37,14 @@ inline void Store(Half* y, const F& value) {
 inline void Store(Bfloat* y, const F& value) {
   for (int i = 0; i < 16; ++i) y[i] = ToBfloat(value.lane[i]);
 }
+template <typename T>
+inline void StoreTwo(T* y, const F& first, const F& second) {
+  Store(y, first);
+  Store(y + 16, second);
+}
+constexpr bool kMayStream = false;
+inline void StreamTwo(float* y, const F& first, const F& second) { StoreTwo(y, first, second); }
+void Finish() {}
 inline F Add(const F& a, const F& b) {
   return Map<F>([&](int i) { return a.lane[i] + b.lane[i]; });
 }
@@ -49,13 +57,8 @@ inline F Mul(const F& a, const F& b) {
 inline F Div(const F& a, const F& b) {
   return Map<F>([&](int i) { return a.lane[i] / b.lane[i]; });
 }
-inline F Divide(const F& x, const F& d, const F& inverse) {
-  return Map<F>([&](int i) {
-    const float quotient = x.lane[i] * inverse.lane[i];
-    const float excess = std::fma(quotient, d.lane[i], -x.lane[i]);
-    // A compiler may fold the negation into the first step, which turns the sign of a zero: it is set.
-    return std::copysign(std::fma(-excess, inverse.lane[i], quotient), x.lane[i]);
-  });
+inline F MulTwice(const F& x, const F& high, const F& low) {
+  return Map<F>([&](int i) { return std::fma(x.lane[i], high.lane[i], x.lane[i] * low.lane[i]); });
 }
 inline float Sum(const F& value) {
   F sum = value;

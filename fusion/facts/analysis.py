@@ -11,6 +11,7 @@ from fusion.facts.graph import GraphView
 from fusion.facts.large_caches import find_large
 from fusion.facts.norm import NormFact, find_norms
 from fusion.facts.parameters import Reason
+from fusion.facts.rotations import Rotations
 from fusion.facts.rows import Row, read_row
 from fusion.facts.settle import Survey
 from fusion.facts.spine import find_spines
@@ -28,6 +29,7 @@ class Facts:
         rows: the rows of each write in the order of ``writes``; a Reason where they have no known meaning.
         others: outputs that carry a cache on without an in-place write.
         trials: probes of the whole graph.
+        rotations: rotations anywhere, found when asked for.
         standing: what is still computed once the fusions accepted so far are in the graph.
     """
 
@@ -37,6 +39,7 @@ class Facts:
     rows: list[Row | Reason]
     others: list[NotAWrite]
     trials: Trials
+    rotations: Rotations
     standing: Standing = field(default_factory=Standing)
 
     def left(self) -> Facts:
@@ -67,4 +70,6 @@ def analyse(graph: ir.Graph, opset: int) -> Facts:
     norms = {id(norm.y): norm for norm in find_norms(view, Survey(view))}
     writes, others = find_writes(view, spines)
     trials = Trials(view, [item.probe for item in writes[0].probes] if writes else ())
-    return Facts(view, norms, writes, [read_row(view, write, norms) for write in writes], others, trials)
+    return Facts(
+        view, norms, writes, [read_row(view, write, norms) for write in writes], others, trials, Rotations(view, trials)
+    )

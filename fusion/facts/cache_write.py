@@ -67,6 +67,7 @@ class _Trial:
 
     updates: tuple[ir.Value, ...]
     matches: list[tuple[Slots, WrittenView]]
+    cap: int
 
     def view_of(self, slots: Slots, order: str) -> WrittenView | None:
         return next((item for own, item in self.matches if own == slots and item.geometry.order == order), None)
@@ -94,6 +95,18 @@ def read_write(view: GraphView, spine: Spine) -> CacheWrite | NotAWrite:
         read += _long_run(view, spine)
     if len(read) < len(SEEDS):
         return next(trial for trial in trials if isinstance(trial, NotAWrite))
+    found = _agreed(view, spine, read)
+    if found is None and len({trial.cap for trial in read}) > 1:
+        # starts of runs may be large in one trial and leave the batch entry: what small ones show holds for both
+        most = min(trial.cap for trial in read)
+        trials = [_trial(view, spine, start_sizes(view, seed, spine.out), seed, most) for seed in SEEDS]
+        read = [trial for trial in trials if isinstance(trial, _Trial)]
+        found = _agreed(view, spine, read) if len(read) == len(SEEDS) else None
+    return found or NotAWrite(spine.cache, spine.out, "write-layout", "the trial sizes read different layouts")
+
+
+def _agreed(view: GraphView, spine: Spine, read: list[_Trial]) -> CacheWrite | None:
+    """The preferred reading that two trials share."""
     for slots, here in sorted(read[0].matches, key=_preference):
         agreed = [item for trial in read if (item := trial.view_of(slots, here.geometry.order)) is not None]
         if len(agreed) < len(SEEDS):
@@ -103,7 +116,7 @@ def read_write(view: GraphView, spine: Spine) -> CacheWrite | NotAWrite:
             negative = with_negative_slots(view, spine, slots, probes[0])
             run = None if slots.start else _run(read[: len(SEEDS)], probes)
             return CacheWrite(spine, read[0].updates, here.geometry.order, slots, run, negative, probes)
-    return NotAWrite(spine.cache, spine.out, "write-layout", "the trial sizes read different layouts")
+    return None
 
 
 def _run(trials: list[_Trial], agreed: list[WrittenView]) -> Slots | None:
@@ -153,11 +166,11 @@ def _preference(match: tuple[Slots, WrittenView]) -> tuple[bool, bool, bool]:
     return slots.start, slots.value.producer() is not None, ambiguous
 
 
-def _trial(view: GraphView, spine: Spine, sizes: Sizes, seed: int) -> _Trial | NotAWrite:
-    """Reads the write with the first slot numbers that fit a layout."""
+def _trial(view: GraphView, spine: Spine, sizes: Sizes, seed: int, most: int = LARGEST_NUMBER) -> _Trial | NotAWrite:
+    """Reads the write with the first slot numbers, below ``most``, that fit a layout."""
     reason = NotAWrite(spine.cache, spine.out, "write-unreadable", "no slot numbers fit the cache")
     unread: set[int] = set()
-    for numbers in _number_choices(view, spine.cache, seed):
+    for numbers in (item for item in _number_choices(view, spine.cache, seed) if item.cap <= most):
         try:
             probe = settle(view, seed, numbers, spine.targets, sizes)
             sizes = probe.sizes
@@ -176,7 +189,7 @@ def _trial(view: GraphView, spine: Spine, sizes: Sizes, seed: int) -> _Trial | N
             # larger numbers fit no layout, so these may only be rows of a batch entry, over their whole range
             matches = [match for match in matches if _whole_rows(match, numbers)]
         if matches:
-            return _Trial(written.updates, matches)
+            return _Trial(written.updates, matches, numbers.cap)
         reason = NotAWrite(spine.cache, spine.out, "write-layout", "no cache layout predicts the written addresses")
         unread.add(numbers.stride)
     return reason

@@ -63,6 +63,7 @@ class Dequantised:
 def read_dequantised(view: GraphView, probe: Probe, part: Part) -> Dequantised | NotDequantised:
     """Reads the elements ``part.position[T, N, D]`` of a float value, one more level of arithmetic at a time."""
     symbolic = Symbolic(view, probe, set())
+    first: Dequantised | NotDequantised | None = None
     for budget in range(BUDGET + 1):
         try:
             sym = symbolic.read(part.value, budget).take(part.position)
@@ -73,20 +74,36 @@ def read_dequantised(view: GraphView, probe: Probe, part: Part) -> Dequantised |
         if found is not None:
             narrow = _narrow_arithmetic(view, part.value, {id(value) for value in found.sources})
             if narrow is not None:
-                kind = dtype_name(narrow)
-                return NotDequantised("the sums are dequantised in float32", f"in {kind}", "float32", narrow)
-            return _with_int_bias(view, probe, found)
-    return NotDequantised("rows are int32 sums times scales", "no int32 value behind them", "Cast and Mul of int32")
+                return _narrow(narrow)
+            if _has_constant_weight(view, found):
+                return _with_int_bias(view, probe, found)
+            # one level deeper, a scale of the activation may come apart from that of the weight
+            first = first or _with_int_bias(view, probe, found)
+    for source in symbolic.sources:
+        node = source.value.producer()
+        if first is None and node is not None and node.op_type == "Cast" and dtype_name(node.inputs[0]) == "int32":
+            return _narrow(source.value)
+    return first or NotDequantised("rows are int32 sums times scales", "no int32 value behind them", "a Cast of int32")
+
+
+def _narrow(value: ir.Value) -> NotDequantised:
+    return NotDequantised("the sums are dequantised in float32", f"in {dtype_name(value)}", "float32", value)
+
+
+def _has_constant_weight(view: GraphView, found: Dequantised) -> bool:
+    return all(view.is_constant(part.value) for part, _ in (found.weight.parts if found.weight is not None else []))
 
 
 def _sums_behind(view: GraphView, value: ir.Value) -> ir.Value | None:
     """The int32 value that a source is, converted to float32."""
     node = value.producer()
-    if node is None or node.domain not in ("", "ai.onnx") or dtype_name(node.inputs[0]) != "int32":
+    if node is None or node.domain not in ("", "ai.onnx") or node.op_type not in ("Cast", "DequantizeLinear"):
+        return None
+    if dtype_name(node.inputs[0]) != "int32":
         return None
     if node.op_type == "Cast" and by_onnx(int(view.attrs(node)["to"])).name == "float32":
         return node.inputs[0]
-    if node.op_type == "DequantizeLinear" and dtype_name(value) == "float32":
+    if dtype_name(value) == "float32" and node.op_type == "DequantizeLinear":
         zero = node.inputs[2] if len(node.inputs) > 2 else None
         content = None if zero is None else view.constant(zero)
         plain = zero is None or (content is not None and not content.any())

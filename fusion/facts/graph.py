@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Hashable, Iterator
+from collections.abc import Container, Hashable
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from fusion.facts.numbering import SMALL, Numbering, exact_leaf, trial_leaf
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported, lookup
 from ir_ops.dtypes import Array, by_onnx
 
-SMALL = 64
-"""Float constants up to this many elements may be read, and only then when they are masks or scalars."""
 STRUCTURAL = 1 << 20
 """Integer constants up to this many elements are structure (shapes, axes, indices) and are read."""
 
@@ -67,8 +66,8 @@ class GraphView:
         self._attrs: dict[int, tuple[ir.Node, dict[str, Any]]] = {}
         self._structural: dict[int, tuple[ir.Value, Array | None]] = {}
         self._order: dict[int, int] | None = None
-        self._numbers: dict[int, int] = {}
-        self._number_of: dict[Any, int] = {}
+        self._exact: Numbering | None = None
+        self._trial: Numbering | None = None
 
     def order(self, node: ir.Node) -> int:
         """Position of a node in the graph."""
@@ -204,44 +203,23 @@ class GraphView:
 
     def number(self, value: ir.Value) -> int:
         """Value number: equal for values that are computed in the same way from the same values."""
-        for item in self._unnumbered(value):
-            key = self._key(item)
-            self._numbers[id(item)] = self._number_of.setdefault(key, len(self._number_of))
-        return self._numbers[id(self.root(value))]
+        if self._exact is None:
+            self._exact = Numbering(self, exact_leaf(self), self.root)
+        return self._exact.of(value)
 
-    def _unnumbered(self, value: ir.Value) -> Iterator[ir.Value]:
-        """Roots that have no number yet, operands first."""
-        stack = [self.root(value)]
-        while stack:
-            top = stack[-1]
-            if id(top) in self._numbers:
-                stack.pop()
-                continue
-            missing = [root for root in self._operand_roots(top) if id(root) not in self._numbers]
-            if missing:
-                stack.extend(missing)
-            else:
-                stack.pop()
-                yield top
+    def trial_number(self, value: ir.Value) -> int:
+        """Equal for values that no trial evaluation can tell apart."""
+        if self._trial is None:
+            self._trial = Numbering(self, trial_leaf(self), declared=True)
+        return self._trial.of(value)
 
-    def _operand_roots(self, value: ir.Value) -> list[ir.Value]:
-        node = value.producer()
-        if node is None or node.op_type == "Constant":
-            return []
-        return [self.root(operand) for operand in node.inputs if operand is not None]
-
-    def _key(self, value: ir.Value) -> Any:
-        constant = self.constant(value, SMALL) if self.is_constant(value) else None
-        if constant is not None:
-            return ("constant", str(constant.dtype), constant.shape, constant.tobytes())
-        node = value.producer()
-        if node is None or node.op_type == "Constant" or any(_is_graph(attr) for attr in node.attributes.values()):
-            return ("value", id(value))
-        operands = tuple(-1 if operand is None else self._numbers[id(self.root(operand))] for operand in node.inputs)
-        if node.op_type in ("Add", "Mul", "Max", "Min", "Equal", "And", "Or"):
-            operands = tuple(sorted(operands))
-        attrs = tuple(sorted((name, _frozen(item)) for name, item in self.attrs(node).items()))
-        return (node.domain, node.op_type, attrs, operands, value.index())
+    def declared(self, value: ir.Value) -> tuple[int, ...] | None:
+        """The declared dims when they may serve as a shape: all static, none 0 (exporters print unknown dims as 0)."""
+        shape = value.shape
+        if shape is None:
+            return None
+        dims = shape.dims
+        return dims if all(isinstance(dim, int) and dim for dim in dims) else None  # type: ignore[return-value]
 
     def layer_of(self, *values: ir.Value | None) -> int | None:
         """The decoder layer that names of values and of the nodes around them tell, None when they do not."""
@@ -269,12 +247,6 @@ class GraphView:
 
 def _is_graph(attr: ir.Attr) -> bool:
     return attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-
-
-def _frozen(item: Any) -> Any:
-    if isinstance(item, np.ndarray):
-        return (str(item.dtype), item.shape, item.tobytes())
-    return tuple(item) if isinstance(item, (list, tuple)) else item
 
 
 def by_kind_float(tensor: ir.TensorProtocol) -> bool:

@@ -12,7 +12,7 @@ import math
 
 import onnx_ir as ir
 
-from fusion.facts.graph import GraphView, dims_of
+from fusion.facts.graph import GraphView, by_kind_float, dims_of
 from fusion.facts.shrunk import Shrunk
 from fusion.facts.spine import Spine
 
@@ -33,7 +33,7 @@ def find_large(view: GraphView, spines: list[Spine]) -> None:
     if not large:
         return
     constants, inputs = _behind_indices(view, spines)
-    view.shrunk = set(shapes) | {id(value) for value in (*constants, *inputs)}
+    view.shrunk = set(shapes) | {id(value) for value in (*constants, *inputs, *_naming(view, large))}
     numbers = [int(number) for value in constants for number in _small_content(view, value)]
     view.large = tuple((size, _block(size, numbers, [*shapes.values()])) for size in sorted(large, reverse=True))
     view.largest_cache = max(math.prod(shape) for shape in shapes.values())
@@ -80,6 +80,25 @@ def _behind_indices(view: GraphView, spines: list[Spine]) -> tuple[list[ir.Value
                     seen.add(id(item))
                     pending.append(item)
     return constants, inputs
+
+
+def _naming(view: GraphView, large: set[int]) -> list[ir.Value]:
+    """Integer constants anywhere that name one of the sizes, or have it: masks and positions are made from them.
+
+    Not where a weight has such a dim: the number may then mean either.
+    """
+    constants = [*view.graph.initializers.values()]
+    constants += [node.outputs[0] for node in view.graph if node.op_type == "Constant"]
+    tensors = [(value, tensor) for value in constants if (tensor := view.tensor(value)) is not None]
+    parameters = [tensor for _, tensor in tensors if tensor.size > 8 and by_kind_float(tensor)]
+    meant = large - {int(dim) for tensor in parameters for dim in tensor.shape.numpy()}
+    return [
+        value
+        for value, tensor in tensors
+        if meant
+        and not by_kind_float(tensor)
+        and meant.intersection([*tensor.shape.numpy(), *_small_content(view, value)])
+    ]
 
 
 def _small_content(view: GraphView, value: ir.Value) -> list[int]:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, dims_of, dtype_name
-from fusion.facts.semantics import Conflict, OutOfRange, Unsupported, lookup
+from fusion.facts.semantics import Conflict, OpDef, OutOfRange, Unsupported, lookup
 from fusion.facts.semantics.table import broadcast_shape, stand_in
 from fusion.facts.sizes import Sizes
 from ir_ops.dtypes import Array, by_name
@@ -54,28 +54,28 @@ class Numbers:
 
 
 class Probe:
-    """Evaluates values on demand and remembers them.
+    """Evaluates values on demand and remembers them, by trial number: what is computed alike is computed once.
 
     Args:
         view: the graph.
         seed: chooses sizes and integer data; two seeds must agree before anything is believed.
         sizes: symbol sizes; they are not changed by the probe, and must not be while it is in use.
         numbers: what integer inputs hold.
-        given_up: ids of nodes whose results count as unknown.
     """
 
-    def __init__(
-        self, view: GraphView, seed: int, sizes: Sizes, numbers: Numbers, given_up: frozenset[int] = frozenset()
-    ) -> None:
-        self.view, self.seed, self.sizes, self.numbers, self.given_up = view, seed, sizes, numbers, given_up
+    def __init__(self, view: GraphView, seed: int, sizes: Sizes, numbers: Numbers) -> None:
+        self.view, self.seed, self.sizes, self.numbers = view, seed, sizes, numbers
         self.overrides: dict[int, Array] = {}
+        """Trial number of a value -> what it holds instead of what is computed."""
         self._base: Probe | None = None
         self._memo: dict[int, Known] = {}
+        self._given_up: set[int] = set()
 
     def with_data(self, value: ir.Value, data: Array) -> Probe:
         """The same trial with other numbers in one value. Shapes stay: data that changes them is not followed."""
-        variant = Probe(self.view, self.seed, self.sizes, self.numbers, self.given_up)
-        variant.overrides = {**self.overrides, id(value): data}
+        variant = Probe(self.view, self.seed, self.sizes, self.numbers)
+        variant._given_up = self._given_up
+        variant.overrides = {**self.overrides, self.view.trial_number(value): data}
         variant._base = self
         return variant
 
@@ -89,43 +89,62 @@ class Probe:
         )
         return self.sizes.shrunk.shape(shape) if id(value) in self.view.shrunk else shape
 
+    def give_up(self, node: object) -> None:
+        """From now on the results of a node, and of nodes that compute the same, count as unknown."""
+        assert isinstance(node, ir.Node)
+        self._given_up.add(self.view.trial_number(node.outputs[0]))
+
     def known(self, value: ir.Value) -> Known:
         """What the probe knows of ``value``. Raises Conflict when sizes on the way disagree."""
-        stack = [value]
+        number, memo = self.view.trial_number, self._memo
+        wanted = number(value)
+        found = memo.get(wanted)
+        if found is not None:
+            return found
+        stack = [(value, wanted)]
         while stack:
-            top = stack[-1]
-            if id(top) in self._memo:
+            top, own = stack[-1]
+            if own in memo:
                 stack.pop()
                 continue
             ready = self._ready(top)
             if ready is not None:
-                self._memo[id(top)] = ready
+                memo[own] = ready
                 stack.pop()
                 continue
             node = top.producer()
             assert node is not None
-            missing = [item for item in node.inputs if item is not None and id(item) not in self._memo]
+            numbers = [None if item is None else number(item) for item in node.inputs]
+            missing = {its: item for item, its in zip(node.inputs, numbers, strict=True)
+                       if its is not None and its not in memo}  # fmt: skip
             if missing:
-                stack.extend(missing)
+                stack.extend((item, its) for its, item in missing.items() if item is not None)
                 continue
             stack.pop()
             try:
-                results = self._evaluate(node)
+                results = self._evaluate(node, [None if its is None else memo[its] for its in numbers])
             except Conflict as conflict:
                 conflict.place = node
                 raise
             for output, result in zip(node.outputs, results, strict=True):
-                self._memo[id(output)] = result
-        return self._memo[id(value)]
+                memo[number(output)] = result
+        return memo[wanted]
 
     def _ready(self, value: ir.Value) -> Known | None:
         """What is known of a value without evaluating its node."""
-        if value.producer() is None or self.view.is_constant(value) or id(value) in self.overrides:
+        if value.producer() is None or self.view.is_constant(value) or self._override(value) is not None:
             return self._leaf(value)
         if self._base is None:
             return None
         known = self._base.known(value)
         return None if known.taint and known.array is not None else known
+
+    def _override(self, value: ir.Value) -> Array | None:
+        return self.overrides.get(self.view.trial_number(value)) if self.overrides else None
+
+    def is_given(self, value: ir.Value) -> bool:
+        """Whether the value holds data given by :meth:`with_data`."""
+        return self._override(value) is not None
 
     def shape(self, value: ir.Value) -> tuple[int, ...] | None:
         return self.known(value).shape
@@ -134,7 +153,7 @@ class Probe:
         return self.known(value).array
 
     def _leaf(self, value: ir.Value) -> Known:
-        override = self.overrides.get(id(value))
+        override = self._override(value)
         if override is not None:
             return Known(override.shape, override, True)
         tensor = self.view.tensor(value)
@@ -156,23 +175,44 @@ class Probe:
         rng = np.random.default_rng([self.seed, len(value.name or ""), *map(ord, (value.name or "")[-8:])])
         return self.numbers.draw(rng, shape).astype(by_name(name).np)
 
-    def _evaluate(self, node: ir.Node) -> list[Known]:
-        operands = [None if item is None else self._memo[id(item)] for item in node.inputs]
+    def _evaluate(self, node: ir.Node, operands: list[Known | None]) -> list[Known]:
         definition = lookup(node.domain, node.op_type)
         taint = any(item is not None and item.taint for item in operands)
-        if definition is None or id(node) in self.given_up:
+        given_up = bool(self._given_up) and self.view.trial_number(node.outputs[0]) in self._given_up
+        if definition is None or given_up:
             return [self._declared(output, taint) for output in node.outputs]
         if node.op_type in ("Shape", "Size"):
             taint = False
         if any(item is not None and item.shape is None for item in operands):
             return [self._declared(output, taint) for output in node.outputs]
+        try:
+            return self._results(node, definition, operands, taint)
+        except Conflict:
+            # where a size of a cache has been shrunk, what meets the cache has to be
+            shrunk = [None if item is None else self._shrunk(item) for item in operands]
+            if all(small is item for small, item in zip(shrunk, operands, strict=True)):
+                raise
+            return self._results(node, definition, shrunk, taint)
+
+    def _shrunk(self, known: Known) -> Known:
+        """The same with small sizes for large ones; itself when it has no large ones."""
+        shrunk = self.sizes.shrunk
+        shape, array = shrunk.shape(known.shape or ()), known.array
+        if array is not None:
+            array = shrunk.array(array)
+            same = array.shape == known.shape and np.array_equal(array, known.array)  # type: ignore[arg-type]
+        else:
+            same = shape == known.shape
+        return known if same else Known(shape, array, known.taint, known.why)
+
+    def _results(self, node: ir.Node, definition: OpDef, operands: list[Known | None], taint: bool) -> list[Known]:
         attrs = self.view.attrs(node)
         try:
             if self._computable(node, operands):
                 arrays = [None if item is None else _stand_in(item) for item in operands]
                 results = definition.run(attrs, arrays)
                 return self._pad(node, [Known(item.shape, item, taint) for item in map(np.asarray, results)])
-            return self._pad(node, self._shapes_only(node, operands, taint))
+            return self._pad(node, self._shapes_only(node, definition, operands, taint))
         except OutOfRange as error:
             # position and block tables are indexed by numbers that were chosen for slots: the shape is enough
             return self._pad(
@@ -180,7 +220,7 @@ class Probe:
             )
         except Unsupported as error:
             try:
-                return self._pad(node, self._shapes_only(node, operands, taint))
+                return self._pad(node, self._shapes_only(node, definition, operands, taint))
             except (OutOfRange, Unsupported):
                 known = [self._declared(output, taint) for output in node.outputs]
                 return [Known(item.shape, None, True, str(error)) for item in known]
@@ -192,10 +232,11 @@ class Probe:
             return False
         return all(item is None or item.array is None or item.array.size <= CONCRETE for item in operands)
 
-    def _shapes_only(self, node: ir.Node, operands: list[Known | None], taint: bool) -> list[Known]:
+    def _shapes_only(self, node: ir.Node, definition: OpDef, operands: list[Known | None], taint: bool) -> list[Known]:
         """Shapes of the outputs, from dummies of no storage in place of what is not concrete."""
-        definition = lookup(node.domain, node.op_type)
-        assert definition is not None
+        if definition.kind == "elementwise" and definition.shapes is None:
+            shapes = [item.shape for item in operands if item is not None and item.shape is not None]
+            return [Known(broadcast_shape(*shapes), None, taint)]
         moves = definition.moves
         moved = set(range(len(operands))) if moves == (-1,) else set(moves or ())
         dummies: list[Array | None] = []
@@ -239,10 +280,10 @@ class Probe:
 
     def _declared(self, value: ir.Value, taint: bool) -> Known:
         """What value_info says, when every dim is static and none is 0 (exporters print unknown dims as 0)."""
-        dims = dims_of(value)
-        if dims is None or any(not isinstance(dim, int) or dim == 0 for dim in dims):
+        dims = self.view.declared(value)
+        if dims is None:
             return Known(None, None, taint, "its shape is not known")
-        return Known(tuple(dim for dim in dims if isinstance(dim, int)), None, taint)
+        return Known(dims, None, taint)
 
     @staticmethod
     def _pad(node: ir.Node, results: list[Known]) -> list[Known]:

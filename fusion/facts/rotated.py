@@ -50,20 +50,36 @@ class Rotated:
 
 def projected_from(view: GraphView, value: ir.Value) -> ir.Value | None:
     """The value that rows were projected from by a constant weight, seen through movement, scales and bias."""
-    pending, seen = [value], {id(value)}
+    projected, _ = _behind(view, value)
+    return projected
+
+
+def from_one_value(view: GraphView, a: ir.Value, b: ir.Value) -> bool:
+    """Whether rows are parts of one value, were projected from one, or are arithmetic on the same values."""
+    if view.number(a) == view.number(b):
+        return True
+    (left, left_ends), (right, right_ends) = _behind(view, a), _behind(view, b)
+    if left is not None and right is not None:
+        return view.number(left) == view.number(right)
+    return left is right and left_ends == right_ends
+
+
+def _behind(view: GraphView, value: ir.Value) -> tuple[ir.Value | None, set[int]]:
+    """The projected value, and the numbers of the values where the way back ends without a projection."""
+    pending, seen, ends = [value], {id(value)}, set()
     while pending and len(seen) < MOST:
         item = view.root(pending.pop())
         node = item.producer()
-        if node is None:
-            continue
-        if _is_projection(view, node):
-            source = node.inputs[0]
-            return None if source is None else _before_quantising(view, source)
-        for operand in _inner_operands(view, node):
+        if node is not None and _is_projection(view, node) and node.inputs[0] is not None:
+            return _before_quantising(view, node.inputs[0]), set()
+        operands = [] if node is None else _inner_operands(view, node)
+        if not operands:
+            ends.add(view.number(item))
+        for operand in operands:
             if id(operand) not in seen:
                 seen.add(id(operand))
                 pending.append(operand)
-    return None
+    return None, ends
 
 
 def _inner_operands(view: GraphView, node: ir.Node) -> list[ir.Value]:

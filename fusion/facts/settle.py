@@ -24,7 +24,6 @@ class _Key(NamedTuple):
     seed: int
     numbers: Numbers
     sizes: Hashable
-    given_up: frozenset[int]
 
 
 def settle(view: GraphView, seed: int, numbers: Numbers, targets: Iterable[ir.Value], sizes: Sizes) -> Probe:
@@ -34,20 +33,30 @@ def settle(view: GraphView, seed: int, numbers: Numbers, targets: Iterable[ir.Va
     that is misjudged here) makes the outputs of its node unknown, and no more.
     """
     wanted = list(targets)
-    given_up: frozenset[int] = frozenset()
     while True:
-        key = _Key(seed, numbers, sizes.state(), given_up)
+        key = _Key(seed, numbers, sizes.state())
         probe: Probe | None = view.kept.get(key)
         if probe is None:
-            probe = view.kept[key] = Probe(view, seed, sizes, numbers, given_up)
-        try:
-            for value in wanted:
-                probe.known(value)
+            probe = view.kept[key] = Probe(view, seed, sizes, numbers)
+        tied = _tied(probe, wanted)
+        if tied is None:
             return probe
-        except Conflict as conflict:
-            sizes = sizes.copy()
-            if not sizes.unify(conflict.left, conflict.right, conflict.divides):
-                given_up |= {id(conflict.place)}
+        sizes = tied
+
+
+def _tied(probe: Probe, wanted: list[ir.Value]) -> Sizes | None:
+    """Evaluates; sizes with one more tie where a conflict asks for it, None when all is evaluated."""
+    for value in wanted:
+        while True:
+            try:
+                probe.known(value)
+                break
+            except Conflict as conflict:
+                sizes = probe.sizes.copy()
+                if sizes.unify(conflict.left, conflict.right, conflict.divides):
+                    return sizes
+                probe.give_up(conflict.place)
+    return None
 
 
 def start_sizes(view: GraphView, seed: int, out: ir.Value | None = None, run: int = 0, multiple: int = 1) -> Sizes:
@@ -56,7 +65,7 @@ def start_sizes(view: GraphView, seed: int, out: ir.Value | None = None, run: in
     Dims that only caches have get large sizes, caches of one form the same. The smallest go to the inputs that ``out``
     is computed from, so that its tokens fit; writes from the same inputs (layers of one decoder) share their sizes.
     """
-    near = frozenset() if out is None else _inputs_behind(view, out) - view.caches
+    near = frozenset() if out is None else inputs_behind(view, out) - view.caches
     key = ("sizes", seed, near, run, multiple, len(view.caches))
     known: Sizes | None = view.kept.get(key)
     if known is None:
@@ -83,11 +92,13 @@ def _start_sizes(view: GraphView, sizes: Sizes, near: frozenset[int]) -> Sizes:
             symbol = symbol_name(value, axis, dim)
             own = id(value) in view.caches and symbol not in elsewhere
             like = roles.setdefault((form, axis), symbol) if own else symbol
-            sizes.add(symbol, large=own and axis > 0, like=like if like != symbol else "")
+            # of three dims, a first one that alone is open counts rows, not pages
+            large = own and (axis > 0 or (len(dims) == 3 and None not in form[1][1:]))
+            sizes.add(symbol, large=large, like=like if like != symbol else "")
     return sizes
 
 
-def _inputs_behind(view: GraphView, value: ir.Value) -> frozenset[int]:
+def inputs_behind(view: GraphView, value: ir.Value) -> frozenset[int]:
     """Ids of the graph inputs that a value is computed from."""
     if _BEHIND not in view.kept:
         view.kept[_BEHIND] = _input_masks(view)

@@ -151,6 +151,16 @@ def flat_index(emit: Emitter, write: CacheWrite) -> ir.Value:
     return value if rank == 1 else emit.reshape(value, [-1], "slots_flat")
 
 
+def slots_are_distinct(probe: Probe, write: CacheWrite) -> bool:
+    """Whether the numbers sufficed: operators want distinct slots, or distinct pages."""
+    slots, array = write.slots, probe.array(write.slots.value)
+    if array is None or slots.start:
+        return array is not None
+    lines = array.reshape(-1, array.shape[-1]) if slots.form == "row" and array.ndim else array.reshape(1, -1)
+    unit = (probe.shape(write.cache) or ())[rows_axis(write)] if slots.form == "block" else 1
+    return all(len(np.unique(line // unit)) == len(line) for line in lines)
+
+
 def agreed_columns(parts: list[Part], what: str) -> Columns:
     """Columns that every probe reads alike."""
     read = [columns_of(part) for part in parts]

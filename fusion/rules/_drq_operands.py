@@ -140,7 +140,7 @@ class Operands:
         own = self._own_vector(scale)
         if own is not None:
             return own
-        vector = self.x_rows.vector(scale, frame.heads * frame.width, what)
+        vector = self.x_rows.vector(scale, frame.heads * frame.width, what, exact=False)
         if isinstance(vector, ir.Value):
             return self.emit.reshape(vector, [frame.heads, frame.width], what + "_shaped")
         if divisor and not (np.isfinite(vector).all() and vector.all()):

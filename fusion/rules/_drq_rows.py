@@ -208,18 +208,18 @@ class RowOperands:
 
     # vectors --------------------------------------------------------------------------------------------------------
 
-    def vector(self, scale: Scale, count: int, what: str) -> Array | ir.Value:
-        """``count`` float32 numbers: a constant where all of them are constants that can be read."""
-        contents = [self.frame.view.folded(part.value, CONTENT) for part, _ in scale.parts]
-        if all(content is not None for content in contents):
-            total = np.full(count, scale.number)
-            for (part, divides), content in zip(scale.parts, contents, strict=True):
-                assert content is not None
-                self.emit.copied.add(id(part.value))
-                numbers = content.reshape(-1)[np.broadcast_to(part.position, _shape(part, count)).reshape(-1)]
-                with np.errstate(divide="ignore"):
-                    total = total / numbers.astype(np.float64) if divides else total * numbers.astype(np.float64)
-            return np.asarray(total.astype(np.float32))
+    def vector(self, scale: Scale, count: int, what: str, exact: bool = True) -> Array | ir.Value:
+        """``count`` float32 numbers: a constant where they are constants that can be read.
+
+        Args:
+            exact: a constant only where float32 holds the product as it is; else it is computed in the graph.
+        """
+        total = self._folded(scale, count)
+        if total is not None:
+            rounded = np.asarray(total.astype(np.float32))
+            if not exact or np.array_equal(rounded.astype(np.float64), total):
+                self.emit.copied |= {id(part.value) for part, _ in scale.parts}
+                return rounded
         result: ir.Value | None = None
         if scale.number != 1:
             result = self.emit.constant(np.full(count, scale.number, np.float32), what + "_number")
@@ -232,6 +232,17 @@ class RowOperands:
                 result = self.emit.node("Div" if divides else "Mul", [result, vector], what + "_product")
         assert result is not None
         return result
+
+    def _folded(self, scale: Scale, count: int) -> Array | None:
+        total = np.full(count, scale.number)
+        for part, divides in scale.parts:
+            content = self.frame.view.folded(part.value, CONTENT)
+            if content is None:
+                return None
+            numbers = content.reshape(-1)[np.broadcast_to(part.position, _shape(part, count)).reshape(-1)]
+            with np.errstate(divide="ignore"):
+                total = total / numbers.astype(np.float64) if divides else total * numbers.astype(np.float64)
+        return total
 
     def _picked(self, part: Part, count: int, kind: str, what: str) -> Array | ir.Value:
         position = np.broadcast_to(part.position, _shape(part, count)).reshape(-1)

@@ -175,17 +175,7 @@ class Frame:
             probe = self._fitted(FRESH_SEED, numbers, start_sizes(self.view, FRESH_SEED, self.inputs.key.write.out))
         except (Refused, Conflict, OutOfRange, Unsupported):
             return None
-        return probe if self._slots_are_distinct(probe) else None
-
-    def _slots_are_distinct(self, probe: Probe) -> bool:
-        """Whether the numbers sufficed: the operator wants distinct slots, or distinct pages."""
-        write = self.inputs.key.write
-        slots, array = write.slots, probe.array(write.slots.value)
-        if array is None or slots.start:
-            return array is not None
-        lines = array.reshape(-1, array.shape[-1]) if slots.form == "row" and array.ndim else array.reshape(1, -1)
-        unit = (probe.shape(write.cache) or ())[common.rows_axis(write)] if slots.form == "block" else 1
-        return all(len(np.unique(line // unit)) == len(line) for line in lines)
+        return probe if common.slots_are_distinct(probe, self.inputs.key.write) else None
 
     def _key_probes(self) -> list[WrittenView]:
         return self.inputs.key.write.probes

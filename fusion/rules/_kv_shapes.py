@@ -9,34 +9,26 @@ import onnx_ir as ir
 
 from fusion.emit import Emitter
 from fusion.facts.graph import GraphView
-from fusion.facts.operand import Columns, Table
 from fusion.facts.probe import Probe
 from fusion.rules import _cache_op as common
 
-Pairs = list[tuple[ir.Value, ir.Value]]
-
 
 class Frame(Protocol):
-    """What the frame of a site has to have."""
+    """What a site tells of itself: its graph and emitter, its nodes, its trial sizes."""
 
     view: GraphView
     emit: Emitter
     region: list[ir.Node]
-    cos: Table
-
-    @property
-    def key_columns(self) -> Columns: ...
-
-    @property
-    def value_columns(self) -> Columns: ...
 
     def own_probes(self) -> Sequence[Probe]: ...
 
 
-def stand_ins(frame: Frame) -> Pairs:
+Pairs = list[tuple[ir.Value, ir.Value]]
+
+
+def stand_ins(frame: Frame, sources: Sequence[ir.Value]) -> Pairs:
     """Values of the region whose shape is asked for, and a source of the same shape to ask instead."""
     found = []
-    sources = [frame.key_columns.value, frame.value_columns.value, frame.cos.value]
     for value in _measured(frame):
         for source in sources:
             pairs = [(probe.shape(value), probe.shape(source)) for probe in frame.own_probes()]

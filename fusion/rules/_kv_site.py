@@ -43,7 +43,7 @@ def build(facts: Facts, new_emitter: EmitterFactory, inputs: Inputs, operator: O
         for (_, reshaped), row, output in zip(caches, inputs.rows, outputs, strict=False)
     ]
     replaced += [(item.value, reproduced(frame, item, outputs[item.place])) for item in needed]
-    asked = stand_ins(frame)
+    asked = stand_ins(frame, [frame.key_columns.value, frame.value_columns.value, frame.cos.value])
     return Candidate(
         op=operator.name,
         node=node,

@@ -66,7 +66,7 @@ def build(facts: Facts, new_emitter: EmitterFactory, key: Row, value: Row, queri
         for (_, reshaped), row, output in zip(caches, frame.rows, outputs[K_CACHE:Q_RAW], strict=True)
     ]
     replaced += [(item.value, reproduced(frame, item, outputs[item.place])) for item in needed]
-    asked = stand_ins(frame)
+    asked = stand_ins(frame, [frame.key_columns.value, frame.value_columns.value, frame.cos.value])
     return Candidate(
         op=operator.name,
         node=node,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import onnx_ir as ir
 
 from fusion.candidate import Candidate, EmitterFactory, Refused
 from fusion.facts.analysis import Facts
@@ -18,7 +17,7 @@ from fusion.facts.dequantised import Dequantised, NotDequantised, read_dequantis
 from fusion.facts.graph import GraphView, dtype_name
 from fusion.facts.operand import columns_of
 from fusion.facts.parameters import Part
-from fusion.facts.rotated import Rotated, projected_from, rotated_from
+from fusion.facts.rotated import Rotated, from_one_value, projected_from, rotated_from
 from fusion.facts.rotation import Rotation
 from fusion.facts.rows import Row
 from fusion.facts.same_slots import same_slots
@@ -130,16 +129,8 @@ def _distance(facts: Facts, key: Row, row: Row) -> tuple[bool, bool, bool, int]:
     """Nearer relations first: same source, same projected value, same layer, neighbouring outputs."""
     outputs = [id(value) for value in facts.view.graph.outputs]
     apart = abs(outputs.index(id(key.write.out)) - outputs.index(id(row.write.out)))
-    siblings = _related(facts.view, key.x, row.x)
+    siblings = from_one_value(facts.view, key.x, row.x)
     return key.x is not row.x, not siblings, facts.layer(key.write) != facts.layer(row.write), apart
-
-
-def _related(view: GraphView, a: ir.Value, b: ir.Value) -> bool:
-    """Whether rows are parts of one value, or projected from one."""
-    if view.number(a) == view.number(b):
-        return True
-    left, right = projected_from(view, a), projected_from(view, b)
-    return left is not None and right is not None and view.number(left) == view.number(right)
 
 
 def _inputs(facts: Facts, key: Row, value: Row) -> Inputs:
@@ -154,7 +145,7 @@ def _inputs(facts: Facts, key: Row, value: Row) -> Inputs:
             )  # fmt: skip
     mode = _mode(key.write)
     _refuse_shapes(key, value)
-    if not _related(facts.view, key.x, value.x):
+    if not from_one_value(facts.view, key.x, value.x):
         raise Refused(
             "x-sources", "keys and values come from one value, or are projected from one",
             f"{key.x.name} and {value.x.name}", "one row of heads", "", value.start,

@@ -6,20 +6,18 @@ first columns are rotated, ckv_cache gets plain rows.
 
 from __future__ import annotations
 
-import onnx_ir as ir
-
 from fusion.candidate import Candidate, EmitterFactory, Refused
 from fusion.facts.analysis import Facts
 from fusion.facts.cache_write import CacheWrite
 from fusion.facts.graph import GraphView
 from fusion.facts.parameters import Reason
 from fusion.facts.rows import Row, read_row, with_heads
-from fusion.facts.same_slots import same_slots
 from fusion.facts.write_map import NotAWrite
 from fusion.result import Refusal
 from fusion.rules import _cache_op as common
 from fusion.rules._kv_frame import Inputs
 from fusion.rules._kv_site import build
+from fusion.rules._latent_rows import partner_of
 from fusion.rules._norm_rows import gamma_columns, through_norm
 from ir_ops.ops import OPS
 
@@ -52,7 +50,7 @@ class KvRmsNormRopeCacheRule:
         for key in keys:
             layer = facts.layer(key.write)
             try:
-                partner = _partner(facts, key, list(free.values()))
+                partner = partner_of(facts, key, list(free.values()))
                 del free[id(partner)]
                 candidates.append(build(facts, new_emitter, _inputs(facts, key, partner), OPS[OP]))
             except Refused as refused:
@@ -102,71 +100,6 @@ def _alone(facts: Facts, row: Row, any_key: bool) -> Refusal:
     kind = "normalised" if row.norm is not None else "plain"
     found = f"{kind} rows and no partner" + ("" if any_key else "; no rotated rows in the graph")
     return Refusal("kv-no-partner", place, layer, OP, fact, found, "a cache with rotated rows at the same slots", "")
-
-
-def _partner(facts: Facts, key: Row, values: list[Row]) -> Row:
-    """The write that goes with a rotated one: same slots and layout, the nearest relation first.
-
-    Any pairing at equal slots computes the right thing; the order only keeps a layer together.
-    """
-    view, write = facts.view, key.write
-    kind = "plain" if key.norm is not None else "normalised"
-    fitting = [row for row in values if (row.norm is None) == (key.norm is not None)]
-    if not fitting:
-        raise Refused(
-            "kv-no-partner", f"rotated rows in {write.cache.name} have a partner cache",
-            f"no cache with {kind} rows", f"a cache with {kind} rows at the same slots", "", write.out,
-        )  # fmt: skip
-    same = [row for row in fitting if same_slots(view, write, row.write)]
-    if not same:
-        other = min(fitting, key=lambda row: _distance(facts, key, row)).write
-        raise Refused(
-            "kv-slots-differ",
-            "both caches are written at the same slots in the same layout",
-            f"{write.cache.name} at {common.slots_text(write)}, {other.cache.name} at {common.slots_text(other)}",
-            "one slot value and one layout",
-            "write both caches with one slot mapping",
-            other.out,
-        )
-    return min(same, key=lambda row: _distance(facts, key, row))
-
-
-def _distance(facts: Facts, key: Row, row: Row) -> tuple[bool, bool, bool, int]:
-    """Nearer relations first: same source, sibling projections, same layer, neighbouring outputs."""
-    view = facts.view
-    mine, its = _origin(key), _origin(row)
-    outputs = [id(value) for value in view.graph.outputs]
-    apart = abs(outputs.index(id(key.write.out)) - outputs.index(id(row.write.out)))
-    siblings = _projection_input(mine) is not None and _projection_input(mine) is _projection_input(its)
-    return mine is not its, not siblings, facts.layer(key.write) != facts.layer(row.write), apart
-
-
-def _origin(row: Row) -> ir.Value:
-    return row.norm.x if row.norm is not None else row.x
-
-
-def _projection_input(value: ir.Value) -> ir.Value | None:
-    """What a value was projected from, looked up through movement and bias."""
-    for _ in range(12):
-        node = value.producer()
-        if node is None:
-            return None
-        if node.op_type in ("MatMul", "Gemm"):
-            return node.inputs[0]
-        first = node.inputs[0] if node.inputs else None
-        if first is None or node.op_type not in (
-            "Reshape",
-            "Transpose",
-            "Split",
-            "Slice",
-            "Add",
-            "Cast",
-            "Unsqueeze",
-            "Squeeze",
-        ):
-            return None
-        value = first
-    return None
 
 
 def _inputs(facts: Facts, key: Row, value: Row) -> Inputs:

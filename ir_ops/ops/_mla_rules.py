@@ -140,7 +140,7 @@ def weight_shapes(case: Case) -> Iterator[Finding]:
         yield from _shaped(case, "weight_dq", (None, None))
     if case.specs["weight_uk"].shape is not None:
         yield from _shaped(case, "weight_uk", (None, None, None))
-    he = case.shape("token_x")[-1]
+    he = case.dim("token_x", -1)
     yield from _shaped(case, "weight_dq", (he, None))
     yield from _shaped(case, "weight_uq_qr", (q_rank(case), columns(case)))
     yield from _shaped(case, "weight_dkv_kr", (he, kv_rank(case) + rope(case)))
@@ -175,7 +175,8 @@ def _wanted_types(case: Case) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield name, (small.get(weights, plain),)
     yield "weight_uq_qr", ({1: "int8", **small}.get(weights, plain),)
     eight = ("int8", "float8_e4m3fn", "hifloat8")
-    yield "kv_cache", ((plain,), eight, ("int8",), eight)[cache]
+    if (caches := {0: (plain,), 1: eight, 2: ("int8",), 3: eight}.get(cache)) is not None:
+        yield "kv_cache", caches
     yield "kr_cache", (("int8" if cache == 2 else plain),)
     for name in ("dequant_scale_x", "dequant_scale_w_dq", "dequant_scale_w_uq_qr", "dequant_scale_w_dkv_kr"):
         yield name, ("float8_e8m0", "uint8") if weights == 3 else ("float32",)
@@ -285,7 +286,7 @@ def index_shape(case: Case) -> Iterator[Finding]:
         return
     rows = case.dim("kv_cache", 1)
     if fused(case):
-        lengths = np.diff(case.value("actual_seq_len").astype(np.int64), prepend=0)
+        lengths = np.diff(case.value("actual_seq_len").reshape(-1).astype(np.int64), prepend=0)
         yield from _shaped(case, "cache_index", (_pages(lengths, rows),))
     else:
         batch, pages = case.dim("token_x", 0), -(-case.dim("token_x", 1) // rows)

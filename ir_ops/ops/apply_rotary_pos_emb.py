@@ -65,6 +65,8 @@ def _same_but_heads(case: Case) -> Iterator[Finding]:
 
 def _cos(case: Case) -> Iterator[Finding]:
     layout, query, cos = _layout(case), case.shape("query"), case.shape("cos")
+    if len(query) != LAYOUTS[layout].count(",") + 1:
+        return  # AR-1 says so
     wanted: list[int | None] = [*query[:-1], cos[-1] if cos else None]
     wanted[_HEADS[layout]] = 1
     if layout in _BATCH and len(cos) == len(query) and cos[_BATCH[layout]] == 1:

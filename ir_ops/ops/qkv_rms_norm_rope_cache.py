@@ -123,7 +123,7 @@ def _cache_shapes(case: Case) -> Iterator[Finding]:
 
 
 def _same_pages(case: Case) -> Iterator[Finding]:
-    pairs = [(case.shape(cache.cache)[0], case.shape(cache.cache)[2]) for cache in _CACHES]
+    pairs = [(case.dim(cache.cache, 0), case.dim(cache.cache, 2)) for cache in _CACHES]
     if shape_differs(*pairs):
         shown = ", ".join(f"{cache.cache} {shape_text(pair)}" for cache, pair in zip(_CACHES, pairs, strict=True))
         yield shown, "equal block_num and block_size"

@@ -152,8 +152,8 @@ def _same_pages(case: Case) -> Iterator[Finding]:
 
 
 def _slot_count(case: Case) -> Iterator[Finding]:
-    if shape_differs(case.shape("slot_mapping"), (case.shape("key")[0],)):
-        yield f"slot_mapping {shape_text(case.shape('slot_mapping'))}", f"[{case.shape('key')[0]}]"
+    if shape_differs(case.shape("slot_mapping"), (tokens := case.dim("key", 0),)):
+        yield f"slot_mapping {shape_text(case.shape('slot_mapping'))}", f"[{tokens}]"
 
 
 def _device_skip(case: Case) -> Iterator[Finding]:

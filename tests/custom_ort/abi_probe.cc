@@ -15,6 +15,7 @@ namespace {
 using kvfuse::ort::Api;
 
 Api api;
+unsigned minor = 0;
 std::mutex mutex;
 std::map<std::string, std::string> seen;
 
@@ -177,6 +178,13 @@ void ProbeContext(OrtKernelContext* context) {
   Require(api.GetTensorElementType(info, &type));
   See("GetTensorTypeAndShape", "type " + std::to_string(type) + " dims " + Text(dims, 2));
   api.ReleaseTensorTypeAndShapeInfo(info);
+  if (minor >= kvfuse::ort::kShapeReferences) {
+    const int64_t* reference = nullptr;
+    size_t rank = 0;
+    type = 0;
+    Require(api.GetTensorElementTypeAndShapeDataReference(given[0], &type, &reference, &rank));
+    See("GetTensorElementTypeAndShapeDataReference", "type " + std::to_string(type) + " dims " + Text(reference, rank));
+  }
 
   OrtValue* made[2] = {};
   void *x = nullptr, *y = nullptr;
@@ -288,7 +296,9 @@ extern "C" {
 __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
                                                                     const OrtApiBase* base) {
   static const OrtCustomOp op = MakeOperator();
-  api = Api(base->GetApi(kvfuse::ort::kClaimedVersion));
+  std::sscanf(base->GetVersionString(), "1.%u", &minor);
+  api = Api(base->GetApi(minor >= kvfuse::ort::kShapeReferences ? kvfuse::ort::kShapeReferences
+                                                                : kvfuse::ort::kClaimedVersion));
   OrtCustomOpDomain* domain = nullptr;
   Require(api.CreateCustomOpDomain("kvfuse.abi_probe", &domain));
   See("CreateCustomOpDomain", domain != nullptr ? "made" : "null");

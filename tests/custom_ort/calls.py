@@ -113,3 +113,7 @@ def random_call(rng: np.random.Generator, *, cache_mode: str | None = None, sepa
     if {k_type, v_type} & {"float8_e4m3fn", "float8_e5m2"}:
         attrs["float8_cast"] = str(rng.choice(CASTS))
     return Call(inputs, attrs)
+
+
+CALLS = {NAME: random_call}
+"""Operator -> generator of legal calls."""

@@ -94,3 +94,7 @@ def prefill(kind: str, mode: str, *, quantised: bool = False, length: int = 150)
         inputs["activation_scale"] = rng.uniform(0.5, 3, 2 * length).astype(np.float32)
         inputs["bias"] = values(rng, (512,), "float16")
     return Call(inputs, {"size_splits": splits, "kv_output": True, "cache_mode": mode})
+
+
+CALLS = {NAME: random_call}
+"""Operator -> generator of legal calls."""

@@ -198,3 +198,7 @@ def unpacked(rows: Array, call: Call) -> tuple[Array, Array, Array]:
     kinds = (rows.dtype, plain, np.dtype(np.float32))
     left, middle, right = (np.ascontiguousarray(part).view(kind) for part, kind in zip(parts, kinds, strict=True))
     return left, middle, right
+
+
+CALLS = {NAME: random_call}
+"""Operator -> generator of legal calls."""

@@ -19,6 +19,8 @@ from ir_ops.ops import DOMAIN, DOMAIN_VERSION, OPS
 MINOR = int(onnxruntime.__version__.split(".")[1])
 CHOSEN_TYPES = MINOR >= 24
 """Whether the runtime can be told an element type that an attribute chooses; older ones take the operator's first."""
+INFERS = MINOR >= 24
+"""Whether shapes are inferred for operators with optional inputs."""
 
 
 def model(

@@ -81,3 +81,7 @@ def prefill(kind: str, cache_type: str, tokens: int = 150) -> Call:
     if cache_type == "int8":
         inputs["k_scale"], inputs["v_scale"] = scales(rng, (2, width)), scales(rng, (2, width))
     return Call(inputs, {"qkv_size": [1, tokens, 12, width], "head_nums": heads, "is_output_qkv": True})
+
+
+CALLS = {NAME: random_call}
+"""Operator -> generator of legal calls."""

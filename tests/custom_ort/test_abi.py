@@ -63,8 +63,11 @@ SLOTS = {
     "SetSymbolicDimensions": "'' 'tokens' ''",
     "ReadOpAttr": "-7, 24 bytes: 4 -5 6",
     "KernelContext_ParallelFor": "100 calls, sum 4950",
+    "GetTensorElementTypeAndShapeDataReference": "type 1 dims 2 3",
 }
 """What each slot's function must have shown."""
+LATE = {"GetTensorElementTypeAndShapeDataReference"} if MINOR < 24 else set()
+"""Slots that this runtime does not have, and that kvfuse does not use with it."""
 
 CALLBACKS = [
     "GetName",
@@ -140,7 +143,7 @@ def test_slots_rise_and_are_distinct() -> None:
     assert numbers == sorted(set(numbers))
 
 
-@pytest.mark.parametrize("slot", SLOTS)
+@pytest.mark.parametrize("slot", [slot for slot in SLOTS if slot not in LATE])
 def test_slot(slot: str, report: dict[str, str]) -> None:
     assert report[slot] == SLOTS[slot]
 

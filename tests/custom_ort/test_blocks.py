@@ -11,11 +11,11 @@ from ir_ops.ops import OPS
 from tests.custom_ort import one_node
 from tests.custom_ort.block_calls import CALLS
 from tests.custom_ort.calls import Call, values
+from tests.custom_ort.effort import how_many
 from tests.custom_ort.isa import ISAS
 from tests.custom_ort.test_kv_reference import differing
 from tests.golden import BLOCKS, GoldenCase, cases
 
-CASES = 300
 GOLDEN = [
     case
     for name in CALLS
@@ -32,7 +32,7 @@ def compared(found: Array, expected: Array, where: str) -> int:
 
 
 def test_every_operator_has_vectors() -> None:
-    assert {case.operator for case in GOLDEN} == set(CALLS) == {path.name for path in BLOCKS.iterdir()}
+    assert {case.operator for case in GOLDEN} == set(CALLS) <= {path.name for path in BLOCKS.iterdir()}
 
 
 @pytest.mark.parametrize("isa", [ISAS[0], ISAS[-1]])
@@ -48,7 +48,7 @@ def test_random_calls(name: str) -> None:
     rng = np.random.default_rng(41)
     sessions = one_node.Sessions()
     different, elements = 0, 0
-    for number in range(CASES):
+    for number in range(how_many(200)):
         call = CALLS[name](rng)
         expected = OPS[name].reference(call.inputs, call.attrs)
         found = sessions.run(name, call.inputs, call.attrs)

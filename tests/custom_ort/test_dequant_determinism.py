@@ -101,6 +101,9 @@ def test_inferred_shapes(delivered: bool, flat: bool) -> None:
     attrs = {"size_splits": [256, 128, 128], "kv_output": delivered}
     session = one_node.session(one_node.model(NAME, types, attrs, shapes=shapes))
     found = {output.name: output.shape for output in session.get_outputs()}
+    if not one_node.INFERS:
+        assert not any(found.values())
+        return
     assert found == {
         "q": [*lead, 4, 64],
         "k": [*lead, 2, 64] if delivered else [0],

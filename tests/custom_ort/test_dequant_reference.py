@@ -9,9 +9,8 @@ from ir_ops.ops import OPS
 from tests.custom_ort import one_node
 from tests.custom_ort.compare import assert_same_bits, differing
 from tests.custom_ort.dequant_calls import NAME, random_call
+from tests.custom_ort.effort import how_many
 from tests.custom_ort.isa import ISAS
-
-CASES = 1200
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -19,7 +18,7 @@ def test_random_calls(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here is summed, so every instruction set gives the reference's own bits."""
     monkeypatch.setenv("KVFUSE_ISA", isa)
     rng = np.random.default_rng(31 + ISAS.index(isa))
-    for case in range(CASES if isa == ISAS[-1] else 150):
+    for case in range(how_many(300) if isa == ISAS[-1] else how_many(60, share=0.1)):
         call = random_call(rng)
         expected = OPS[NAME].reference(call.inputs, call.attrs)
         assert_same_bits(one_node.run(NAME, call.inputs, call.attrs), expected, f"case {case} {call.attrs}")

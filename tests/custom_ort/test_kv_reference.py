@@ -12,9 +12,8 @@ from ir_ops.ops import OPS
 from tests.custom_ort import one_node
 from tests.custom_ort.calls import NAME, random_call
 from tests.custom_ort.compare import differing
+from tests.custom_ort.effort import how_many
 from tests.custom_ort.isa import ISAS
-
-CASES = 2400
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -24,7 +23,7 @@ def test_random_calls(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(2024 + ISAS.index(isa))
     sessions = one_node.Sessions()
     different, elements, seen = 0, 0, Counter[str]()
-    for case in range(CASES if isa == ISAS[-1] else 300):
+    for case in range(how_many(1000) if isa == ISAS[-1] else how_many(150, share=0.1)):
         call = random_call(rng)
         expected = OPS[NAME].reference(call.inputs, call.attrs)
         found = sessions.run(NAME, call.inputs, call.attrs)
@@ -32,7 +31,7 @@ def test_random_calls(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
             different += differing(found[name], array, f"case {case} {name} {call.attrs}")
             elements += array.size if array.dtype.itemsize == 1 else 0
         seen[call.attrs["cache_mode"]] += 1
-    assert len(seen) == 6
+    assert len(seen) == 6 or sum(seen.values()) < 100
     assert different <= 1e-4 * elements, f"{different} of {elements} 8-bit elements differ"
 
 

@@ -132,6 +132,9 @@ def test_inferred_shapes(delivered: bool, buffer: bool) -> None:
     attrs = {"qkv_size": [-1, -1, 8, 64], "head_nums": [4, 2, 2], "is_output_qkv": delivered}
     session = one_node.session(one_node.model(NAME, types, attrs, shapes=shapes))
     found = {output.name: output.shape for output in session.get_outputs()}
+    if not one_node.INFERS:
+        assert not any(found.values())
+        return
     assert found == {
         "q_out_out": ["T", 256],
         "k_cache_out": shapes["k_cache"],

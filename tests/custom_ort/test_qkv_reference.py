@@ -9,10 +9,9 @@ from ir_ops.dtypes import by_numpy
 from ir_ops.ops import OPS
 from tests.custom_ort import one_node
 from tests.custom_ort.compare import differing
+from tests.custom_ort.effort import how_many
 from tests.custom_ort.isa import ISAS
 from tests.custom_ort.qkv_calls import NAME, random_call
-
-CASES = 1200
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -21,7 +20,7 @@ def test_random_calls(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVFUSE_ISA", isa)
     rng = np.random.default_rng(77 + ISAS.index(isa))
     different, elements = 0, 0
-    for case in range(CASES if isa == ISAS[-1] else 150):
+    for case in range(how_many(300) if isa == ISAS[-1] else how_many(60, share=0.1)):
         call = random_call(rng)
         expected = OPS[NAME].reference(call.inputs, call.attrs)
         found = one_node.run(NAME, call.inputs, call.attrs)

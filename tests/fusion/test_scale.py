@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 import fusion
 from fusion.facts.probe import Probe
+from models.architecture import PRESETS, tiny
+from models.decoder import Options, build
+from models.weights import RandomWeights
 from tests.fusion.zoo.spec import HIDDEN, Parameters, Spec
 from tests.fusion.zoo.spellings import Preamble
 
@@ -48,18 +54,54 @@ def test_61_layers_are_found_and_share_one_proof() -> None:
     assert pairs == [(str(layer), str(layer)) for layer in range(61)]
 
 
-@pytest.mark.parametrize("dims", ["named", "own"])
-def test_nodes_evaluated_grow_with_the_layers(dims: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted, not timed: four times the layers, four times the evaluations."""
-    evaluated: Counter[int] = Counter()
+@pytest.fixture
+def evaluated(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Operator -> how many nodes were evaluated under trial sizes."""
+    counted: Counter[str] = Counter()
     original = Probe._evaluate
 
+    def counting(self: Probe, node: ir.Node, *operands: Any) -> Any:
+        counted[node.op_type] += 1
+        return original(self, node, *operands)
+
+    monkeypatch.setattr(Probe, "_evaluate", counting)
+    return counted
+
+
+@pytest.mark.parametrize("dims", ["named", "own"])
+def test_nodes_evaluated_grow_with_the_layers(dims: str, evaluated: Counter[str]) -> None:
+    """Counted, not timed: four times the layers, four times the evaluations."""
+    totals = []
     for layers in (4, 16):
-
-        def counting(self: Probe, node: object, layers: int = layers) -> object:
-            evaluated[layers] += 1
-            return original(self, node)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(Probe, "_evaluate", counting)
+        evaluated.clear()
         assert fusion.fuse(chain(layers, dims)).count(OP) == layers
-    assert evaluated[16] < 4.5 * evaluated[4]
+        totals.append(evaluated.total())
+    assert totals[1] < 4.5 * totals[0]
+
+
+def decoder(layers: int, experts: int, length: int = 16) -> onnx.ModelProto:
+    """DeepSeek-V3 at toy width, all layers but the first with experts."""
+    model = tiny(PRESETS["deepseek-v3"])
+    assert model.experts is not None
+    model = replace(model, layers=layers, experts=replace(model.experts, count=experts))
+    return build(model, Options("float16", length=length), RandomWeights(0))
+
+
+def test_experts_cost_no_evaluations(evaluated: Counter[str]) -> None:
+    few, many = decoder(3, 4), decoder(3, 64)
+    assert fusion.fuse(few, only=[OP]).count(OP) == 3
+    before = evaluated.total()
+    evaluated.clear()
+    assert fusion.fuse(many, only=[OP]).count(OP) == 3
+    assert len(many.graph.node) > 2 * len(few.graph.node)
+    assert evaluated.total() < 1.1 * before
+
+
+@pytest.mark.parametrize("length", [16, 8192])
+def test_layers_behind_experts_are_reached_once(length: int, evaluated: Counter[str]) -> None:
+    totals = []
+    for layers in (6, 12):
+        evaluated.clear()
+        assert fusion.fuse(decoder(layers, 4, length), only=[OP]).count(OP) == layers
+        totals.append(evaluated.total())
+    assert totals[1] < 2.2 * totals[0]

@@ -9,7 +9,7 @@ import pytest
 
 from ir_ops.declaration import PRODUCTS, Operator, TensorSpec
 from ir_ops.dtypes import by_name
-from ir_ops.errors import BadUsage
+from ir_ops.errors import BadInput, BadUsage
 from ir_ops.ops import DOMAIN, OPS
 
 OP = OPS["KvRmsNormRopeCache"]
@@ -141,6 +141,11 @@ def test_shapes_follow_as_far_as_the_inputs_tell() -> None:
     assert inferred["k_rope"] == TensorSpec("float16", (2, 1, None, None))
     assert inferred["c_kv"] == TensorSpec("float16", (2, 1, None, 64))
     assert str(inferred["k_rope"]) == "float16[2, 1, ?, ?]"
+
+
+def test_shapes_without_a_required_input() -> None:
+    with pytest.raises(BadInput, match="KvRmsNormRopeCache: a required input is missing; found no kv"):
+        OP.infer({}, {})
 
 
 def test_separate_v_changes_the_widths() -> None:

@@ -157,7 +157,38 @@ def _einsum_shape(attrs: Attrs, operands: Operands) -> list[tuple[int, ...]]:
 
 @computing("Einsum", _einsum_shape)
 def einsum(attrs: Attrs, *parts: Array) -> Any:
-    return np.einsum(attrs["equation"], *parts)
+    equation = attrs["equation"].replace(" ", "")
+    wide = [part.astype(np.float32) if part.dtype.itemsize == 2 else part for part in parts]
+    batched = _as_matmul(equation, wide) if len(wide) == 2 else None
+    return (np.einsum(equation, *wide) if batched is None else batched).astype(parts[0].dtype)
+
+
+def _as_matmul(equation: str, parts: list[Array]) -> Array | None:
+    """An Einsum of two operands as a batched matrix product, which is many times faster; None where it is none."""
+    inputs, _, out = equation.partition("->")
+    left, right = inputs.split(",")
+    if not out or "." in equation or any(len(set(part)) != len(part) for part in (left, right, out)):
+        return None
+    batch = [letter for letter in left if letter in right and letter in out]
+    summed = [letter for letter in left if letter in right and letter not in out]
+    rows = [letter for letter in left if letter not in right]
+    columns = [letter for letter in right if letter not in left]
+    if set(rows + columns) - set(out):
+        return None
+    sizes = dict(zip(left, parts[0].shape, strict=True)) | dict(zip(right, parts[1].shape, strict=True))
+
+    def shaped(axes: str, part: Array, *groups: list[str]) -> Array:
+        order = [axes.index(letter) for group in groups for letter in group]
+        lead = [sizes[letter] for letter in batch]
+        joined = (math.prod(sizes[letter] for letter in group) for group in groups[1:])
+        result: Array = part.transpose(order).reshape(*lead, *joined)
+        return result
+
+    product = np.matmul(shaped(left, parts[0], batch, rows, summed), shaped(right, parts[1], batch, summed, columns))
+    made = batch + rows + columns
+    shape, order = [sizes[letter] for letter in made], [made.index(letter) for letter in out]
+    result: Array = product.reshape(shape).transpose(order)
+    return result
 
 
 @computing("Softmax", lambda attrs, x: [x[0].shape])  # type: ignore[union-attr]

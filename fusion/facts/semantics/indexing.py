@@ -15,6 +15,7 @@ from fusion.facts.semantics.table import (
     computing,
     is_stand_in,
     movement,
+    stand_in,
 )
 from ir_ops.dtypes import Array
 
@@ -30,7 +31,10 @@ def checked(index: Array, size: int) -> Array:
 @movement("Gather", (0,))
 def gather(attrs: Attrs, x: Array, index: Array) -> Array:
     axis = int(attrs.get("axis", 0)) % x.ndim
-    return np.take(x, checked(index, x.shape[axis]), axis=axis)
+    places = checked(index, x.shape[axis])
+    if is_stand_in(x):
+        return stand_in(x.shape[:axis] + index.shape + x.shape[axis + 1 :])
+    return np.take(x, places, axis=axis)
 
 
 @movement("GatherElements", (0,))
@@ -39,6 +43,9 @@ def gather_elements(attrs: Attrs, x: Array, index: Array) -> Array:
     for position, (have, want) in enumerate(zip(x.shape, index.shape, strict=True)):
         if position != axis and want > have:
             raise Conflict(have, want)
+    if is_stand_in(x):
+        checked(index, x.shape[axis])
+        return stand_in(index.shape)
     trimmed = x[tuple(slice(None) if position == axis else slice(size) for position, size in enumerate(index.shape))]
     return np.take_along_axis(trimmed, checked(index, x.shape[axis]), axis)
 
@@ -59,7 +66,10 @@ def gather_nd(attrs: Attrs, x: Array, index: Array) -> Array:
     for axis in range(batch):
         if x.shape[axis] != index.shape[axis]:
             raise Conflict(x.shape[axis], index.shape[axis])
-    return np.asarray(x[_index_tuple(x, index, batch)])
+    places = _index_tuple(x, index, batch)
+    if is_stand_in(x):
+        return stand_in(index.shape[:-1] + x.shape[batch + index.shape[-1] :])
+    return np.asarray(x[places])
 
 
 def _written(x: Array, places: tuple[Any, ...], updates: Array) -> Array:
@@ -130,7 +140,9 @@ def tensor_scatter(attrs: Attrs, x: Array, updates: Array, start: Array | None =
 
 @movement("Where", (1, 2))
 def where(attrs: Attrs, condition: Array, x: Array, y: Array) -> Array:
-    broadcast_shape(condition.shape, x.shape, y.shape)
+    shape = broadcast_shape(condition.shape, x.shape, y.shape)
+    if is_stand_in(x) or is_stand_in(y):
+        return stand_in(shape)
     return np.where(condition, x, y)
 
 

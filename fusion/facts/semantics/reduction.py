@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fusion.facts.semantics.table import Attrs, Operands, axes_of, computing
+from fusion.facts.semantics.table import Attrs, Operands, Unsupported, axes_of, computing, is_stand_in
 from ir_ops.dtypes import Array
 
 
@@ -56,3 +56,24 @@ def arg_max(attrs: Attrs, x: Array) -> Array:
     axis = int(attrs.get("axis", 0))
     best = np.argmax(x, axis=axis)
     return (np.expand_dims(best, axis) if attrs.get("keepdims", 1) else best).astype(np.int64)
+
+
+def _top_shape(attrs: Attrs, operands: Operands) -> list[tuple[int, ...]]:
+    x, count = operands[0], operands[1]
+    assert x is not None
+    if count is None or is_stand_in(count):
+        raise Unsupported("TopK of an unknown number")
+    axis = int(attrs.get("axis", -1)) % x.ndim
+    shape = (*x.shape[:axis], int(count.reshape(-1)[0]), *x.shape[axis + 1 :])
+    return [shape, shape]
+
+
+@computing("TopK", _top_shape)
+def top_k(attrs: Attrs, x: Array, count: Array) -> tuple[Array, Array]:
+    axis, number = int(attrs.get("axis", -1)), int(count.reshape(-1)[0])
+    if attrs.get("largest", 1):  # the first of equal numbers comes first
+        order = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis), axis, kind="stable"), axis)
+    else:
+        order = np.argsort(x, axis, kind="stable")
+    chosen = order.take(range(min(number, x.shape[axis])), axis)
+    return np.take_along_axis(x, chosen, axis), chosen.astype(np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,6 +71,7 @@ def lookup(domain: str, op_type: str) -> OpDef | None:
 _STAND_IN = np.zeros((), np.dtype(np.int8, metadata={"stand_in": True}))
 
 
+@functools.lru_cache(maxsize=4096)
 def stand_in(shape: tuple[int, ...]) -> Array:
     """An array that has a shape and no storage, for operands whose content is not known."""
     return np.broadcast_to(_STAND_IN, shape)

@@ -18,8 +18,10 @@ from fusion.facts.semantics.table import (
     broadcast_shape,
     computing,
     ints,
+    is_stand_in,
     movement,
     register,
+    stand_in,
 )
 from ir_ops.dtypes import Array, by_onnx
 
@@ -94,7 +96,10 @@ def expand(attrs: Attrs, x: Array, shape: Array) -> Array:
 
 @movement("Tile", (0,))
 def tile(attrs: Attrs, x: Array, repeats: Array) -> Array:
-    return np.tile(x, ints(repeats))
+    times = ints(repeats)
+    if is_stand_in(x):
+        return stand_in(tuple(size * count for size, count in zip(x.shape, times, strict=True)))
+    return np.tile(x, times)
 
 
 @movement("Concat", (-1,))
@@ -107,6 +112,8 @@ def concat(attrs: Attrs, *parts: Array) -> Array:
         for position, (left, right) in enumerate(zip(first, part.shape, strict=True)):
             if position != axis and left != right:
                 raise Conflict(left, right)
+    if all(is_stand_in(part) for part in parts):
+        return stand_in((*first[:axis], sum(part.shape[axis] for part in parts), *first[axis + 1 :]))
     return np.concatenate(parts, axis=axis)
 
 
@@ -204,7 +211,7 @@ def size(attrs: Attrs, x: Array) -> Array:
 def constant_of_shape(attrs: Attrs, shape: Array) -> Array:
     value = attrs.get("value")
     fill = np.zeros((), np.float32) if value is None else np.asarray(value).reshape(())
-    return np.full(tuple(ints(shape)), fill)
+    return np.broadcast_to(fill, tuple(ints(shape)))  # no storage: exporters assemble whole caches from zeros
 
 
 @computing("Range", lambda attrs, x: [range_(attrs, *x).shape])

@@ -50,7 +50,7 @@ def attention(n: NodeCall) -> Result:
     if width < 0 and n.attr("scale") is None:
         raise Unsupported("Attention with a head size that is not known", "the attribute scale")
     scale = float(n.attr("scale") or 1.0 / math.sqrt(width))
-    scores = n.emit("Muls", {"x": product(n, q, k, "scores", right=True)}, {"value": scale}, "scaled")
+    scores = n.scaled(product(n, q, k, "scores", right=True), scale, "scaled")
     weights = n.emit("SoftmaxV2", {"x": _masked(n, scores)}, {"axes": [-1]}, "weights")
     return product(n, weights, v)
 

@@ -117,6 +117,26 @@ class NodeCall:
         placed = {key: value.tensor() if isinstance(value, Operand) else value for key, value in inputs.items()}
         return self.builder.add(ge, placed, attrs, name=f"{self.name}/{part}" if part else self.name, **kwargs)
 
+    def emit_wide(
+        self, ge: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any] | None = None, part: str = ""
+    ) -> Tensor:
+        """As :meth:`emit` for operators whose older prototypes lack bfloat16: its inputs and result pass float32.
+
+        Exact for operators that select or compare; for the others one rounding, as bfloat16 arithmetic has.
+        """
+        first = next(iter(inputs.values()))
+        if first.dtype.name != "bfloat16":
+            return self.emit(ge, inputs, attrs, part)
+        name = part or "wide"
+        wide = {key: self.cast(value, "float32", f"{name}_{key}") for key, value in inputs.items()}
+        return self.emit(
+            "Cast", {"x": self.emit(ge, wide, attrs, name)}, {"dst_type": first.dtype}, part and f"{part}_bf16"
+        )
+
+    def scaled(self, x: Tensor, factor: float, part: str = "") -> Tensor:
+        """``x * factor``."""
+        return self.emit_wide("Muls", {"x": x}, {"value": factor}, part)
+
     def vector(self, values: Sequence[int], dtype: str = "int64") -> Array:
         """A 1-D integer constant."""
         return np.asarray(values, dtype=by_name(dtype).np).reshape(len(values))

@@ -29,7 +29,8 @@ def same_name(n: NodeCall) -> Result:
 
 @converts(*_UNARY, dtypes="float32, float16, bfloat16 (Neg, Abs, Sign: integers too)", ge="the same operator")
 def unary(n: NodeCall) -> Result:
-    return n.emit(_UNARY[n.op_type], {"x": n.x(0)})
+    emit = n.emit_wide if n.op_type in ("Relu", "Sign") else n.emit
+    return emit(_UNARY[n.op_type], {"x": n.x(0)})
 
 
 @converts("Div", dtypes="any number", ge="RealDiv; integers: FloorDiv, Div",
@@ -56,10 +57,7 @@ def pow_(n: NodeCall) -> Result:
 @converts("Round", dtypes="float32, float16, bfloat16", ge="Round",
           note="half to even; bfloat16 passes through float32, which old prototypes of Round need")  # fmt: skip
 def round_(n: NodeCall) -> Result:
-    if n.dtype(0).name != "bfloat16":
-        return n.emit("Round", {"x": n.x(0)})
-    rounded = n.emit("Round", {"x": n.cast(n.x(0), "float32", "widen")}, part="round")
-    return n.emit("Cast", {"x": rounded}, {"dst_type": n.dtype(0)})
+    return n.emit_wide("Round", {"x": n.x(0)})
 
 
 @converts("Gelu", dtypes="float32, float16, bfloat16", ge="GeluV2", note="approximate: none or tanh")
@@ -79,8 +77,8 @@ def clip(n: NodeCall) -> Result:
     if low is not None and high is not None:
         return n.emit("ClipByValue", {"x": n.x(0), "clip_value_min": low, "clip_value_max": high})
     if low is not None:
-        return n.emit("Maximum", {"x1": n.x(0), "x2": low})
-    return n.x(0) if high is None else n.emit("Minimum", {"x1": n.x(0), "x2": high})
+        return n.emit_wide("Maximum", {"x1": n.x(0), "x2": low})
+    return n.x(0) if high is None else n.emit_wide("Minimum", {"x1": n.x(0), "x2": high})
 
 
 def _bound(n: NodeCall, index: int, attr: str) -> Tensor | None:
@@ -96,13 +94,15 @@ def min_max(n: NodeCall) -> Result:
     result = n.x(0)
     for i in range(1, len(n.inputs)):
         last = i == len(n.inputs) - 1
-        result = n.emit(ge, {"x1": result, "x2": n.x(i)}, part="" if last else f"step{i}")
+        result = n.emit_wide(ge, {"x1": result, "x2": n.x(i)}, part="" if last else f"step{i}")
     return result
 
 
 @converts("Mod", dtypes="any number", ge="FloorMod, Mod", note="fmod=0 has the divisor's sign: FloorMod; fmod=1: Mod")
 def mod(n: NodeCall) -> Result:
-    return n.emit("Mod" if n.attr("fmod", 0) else "FloorMod", {"x1": n.x(0), "x2": n.x(1)})
+    if n.attr("fmod", 0):
+        return n.emit_wide("Mod", {"x1": n.x(0), "x2": n.x(1)})
+    return n.emit("FloorMod", {"x1": n.x(0), "x2": n.x(1)})
 
 
 @converts("Cast", dtypes="any to any GE has", ge="Cast",

@@ -106,6 +106,8 @@ def scatter_nd(n: NodeCall) -> Result:
         raise Unsupported(f"ScatterND with reduction {reduction}", "reduction none or add")
     if not n.arg(1).nonneg and n.arg(1).type.numel != 0:
         n.note(f"{n.name}: negative indices count from the end, as in ONNX (GE itself would not take them)")
+    if reduction == "add":
+        n.require("float32", "float16", "bfloat16", "int32", "int8", "uint8")
     inputs: dict[str, Any] = {"indices": _index_tuples(n), "updates": n.x(2)}
     if 0 in n.in_place:
         return n.emit(_ND_REFS[reduction], {"var": n.x(0), **inputs})

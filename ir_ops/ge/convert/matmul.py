@@ -52,7 +52,7 @@ def gemm(n: NodeCall) -> Result:
 
 
 def _scaled(n: NodeCall, x: Tensor, factor: float, part: str) -> Tensor:
-    return x if factor == 1.0 else n.emit("Muls", {"x": x}, {"value": factor}, part)
+    return x if factor == 1.0 else n.scaled(x, factor, part)
 
 
 @converts("Einsum", dtypes="float32, float16, bfloat16, int32", ge="Transpose, BatchMatMulV2; Einsum",

@@ -64,13 +64,27 @@ def _kept(n: NodeCall, zeros: list[int]) -> Tensor:
     return n.emit("SelectV2", {"condition": mask, "then": kept, "else": n.x(1)}, part="target")
 
 
-@converts("Flatten", dtypes="any", ge="Flatten, Reshape")
+@converts("Flatten", dtypes="any", ge="Reshape", note="GE's Flatten has neither bool nor bfloat16")
 def flatten(n: NodeCall) -> Result:
     axis, dims = int(n.attr("axis", 1)), n.shape(0)
     axis = axis + len(dims) if axis < 0 else axis
-    if all(dim >= 0 for dim in dims):
-        return n.emit("Reshape", {"x": n.x(0), "shape": n.vector([math.prod(dims[:axis]), math.prod(dims[axis:])])})
-    return n.emit("Flatten", {"x": n.x(0)}, {"axis": axis})
+    before, after = dims[:axis], dims[axis:]
+    if -1 not in before or -1 not in after:
+        # one side is known, the other is what is left
+        known = -1 not in before
+        return n.emit(
+            "Reshape", {"x": n.x(0), "shape": n.vector([math.prod(before), -1] if known else [-1, math.prod(after)])}
+        )
+    if len(before) == 1:
+        return n.reshape(n.x(0), [(n.x(0), 0), -1])
+    if len(after) == 1:
+        return n.reshape(n.x(0), [-1, (n.x(0), axis)])
+    whole = n.emit("Shape", {"x": n.x(0)}, {"dtype": 9}, part="shape")
+    cut = {"begin": n.vector([0]), "end": n.vector([axis]), "axes": n.vector([0]), "strides": n.vector([1])}
+    head = n.emit("StridedSliceV2", {"x": whole, **cut}, part="head")
+    rows = n.emit("ReduceProd", {"x": head, "axes": n.vector([0])}, {"keep_dims": True}, "rows")
+    target = n.emit("ConcatD", {"x": [rows, n.vector([-1])]}, {"concat_dim": 0}, "target")
+    return n.emit("Reshape", {"x": n.x(0), "shape": target})
 
 
 @converts("Transpose", dtypes="any", ge="Transpose", note="perm becomes a Const; the default order is made explicit")

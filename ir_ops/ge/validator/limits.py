@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ir_ops.ge.validator.context import ERROR, WARNING
+from ir_ops.ge.validator.context import ERROR, NOTE, WARNING
 from ir_ops.ops import OPS
 
 CONST_OPERANDS: dict[str, tuple[str, ...]] = {
@@ -32,12 +32,23 @@ _REFUSED: dict[str, dict[str, tuple[str, str]]] = {
     "MatMulV2": {"uint8": (ERROR, "the product takes int8, not uint8")},
     "BatchMatMulV2": {"uint8": (ERROR, "the product takes int8, not uint8")},
     "DynamicQuant": {"float32": (ERROR, "the operator takes float16 and bfloat16")},
-    "Expand": {"bfloat16": (WARNING, _OLD_HEADERS)},
-    "Identity": {"bfloat16": (WARNING, _OLD_HEADERS)},
-    "Round": {"bfloat16": (WARNING, _OLD_HEADERS)},
-    "TensorMove": {"bfloat16": (WARNING, _OLD_HEADERS)},
-}
-_DATA_INPUTS = frozenset({"x", "x1", "x2"})
+    **{
+        op: {"bfloat16": (WARNING, _OLD_HEADERS)}
+        for op in (
+            "Expand", "Identity", "Round", "TensorMove", "Relu", "Sign", "Minimum", "Maximum", "Mod", "Muls", "Scatter",
+        )
+    },
+    "Flatten": {"bfloat16": (WARNING, _OLD_HEADERS), "bool": (ERROR, "the operator takes numbers; use Reshape")},
+    "ScatterNdAdd": {
+        "bfloat16": (WARNING, _OLD_HEADERS),
+        "int64": (ERROR, "the operator takes float32, float16, int32, int8 and uint8"),
+        "bool": (ERROR, "the operator takes float32, float16, int32, int8 and uint8"),
+    },
+    # no element is read, so this is a matter of the prototype's text alone
+    "Shape": {"bfloat16": (NOTE, _OLD_HEADERS)},
+    "Size": {"bfloat16": (NOTE, _OLD_HEADERS)},
+}  # fmt: skip
+_DATA_INPUTS = frozenset({"x", "x1", "x2", "var"})
 
 
 def refused_dtype(op_type: str, name: str, dtype: str) -> tuple[str, str] | None:

@@ -1,0 +1,163 @@
+"""Numbering of values: equal for values that are computed in the same way, in one pass over the graph.
+
+Two kinds. *Exact* numbers are equal when the values are: weights count as themselves, short constants as their content,
+Identity and casts to the own type as what is behind them. *Trial* numbers are equal when a trial evaluation, which
+looks at shapes and integers only, cannot tell the values apart: weights count as their shape. The experts of a layer
+have one trial number, so that a layer with 256 of them is evaluated like a layer with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+if TYPE_CHECKING:
+    from fusion.facts.graph import GraphView
+
+_COMMUTATIVE = frozenset(("Add", "Mul", "Max", "Min", "Equal", "And", "Or"))
+_NOTHING: tuple[Hashable, ...] = ()
+SMALL = 64
+"""Float constants up to this many elements may be read, and only then when they are masks or scalars."""
+
+
+class Numbering:
+    """Numbers by identity of the value.
+
+    Args:
+        view: the graph.
+        leaf: what stands for a value without operands.
+        root: the value that another counts as.
+        declared: whether values of different declared dims differ.
+    """
+
+    def __init__(
+        self,
+        view: GraphView,
+        leaf: Callable[[ir.Value], Hashable],
+        root: Callable[[ir.Value], ir.Value] | None = None,
+        declared: bool = False,
+    ) -> None:
+        self._view, self._leaf, self._root, self._declared = view, leaf, root, declared
+        self._number: dict[int, int] = {}
+        self._of_key: dict[Hashable, int] = {}
+        self._kept: list[ir.Value] = []
+        self._complete = False
+
+    def of(self, value: ir.Value) -> int:
+        """The number of a value; of one outside the graph too."""
+        found = self._number.get(id(value))
+        if found is not None:
+            return found
+        if not self._complete:
+            self._complete = True
+            for node in self._view.graph:
+                self._visit(node)
+            found = self._number.get(id(value))
+            if found is not None:
+                return found
+        for missing in self._unnumbered(value):
+            self._kept.append(missing)
+            producer = missing.producer()
+            if producer is None:
+                self._give(missing, self._leaf(missing))
+            else:
+                self._visit(producer)
+        return self._number[id(value)]
+
+    def _unnumbered(self, value: ir.Value) -> Iterator[ir.Value]:
+        """Values without a number behind ``value``, operands first."""
+        stack = [value]
+        while stack:
+            top = stack[-1]
+            node = top.producer()
+            operands = () if node is None else node.inputs
+            missing = [item for item in operands if item is not None and id(item) not in self._number]
+            if id(top) in self._number or not missing:
+                stack.pop()
+                if id(top) not in self._number:
+                    yield top
+            else:
+                stack.extend(missing)
+
+    def _give(self, value: ir.Value, key: Hashable) -> int:
+        number = self._number[id(value)] = self._of_key.setdefault(key, len(self._of_key))
+        return number
+
+    def _visit(self, node: ir.Node) -> None:
+        numbers, outputs = self._number, node.outputs
+        operands = []
+        for item in node.inputs:
+            if item is None:
+                operands.append(-1)
+                continue
+            number = numbers.get(id(item))
+            operands.append(self._give(item, self._leaf(item)) if number is None else number)
+        if self._root is not None and self._root(outputs[0]) is not outputs[0]:
+            numbers[id(outputs[0])] = operands[0]
+            return
+        key = self._node_key(node, operands)
+        for place, output in enumerate(outputs):
+            dims = self._view.declared(output) if self._declared else None
+            own = (key, place, dims) if dims is not None or place else key
+            numbers[id(output)] = self._of_key.setdefault(own, len(self._of_key))
+
+    def _node_key(self, node: ir.Node, operands: list[int]) -> Hashable:
+        op_type, attributes = node.op_type, node.attributes
+        if op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            return self._leaf(node.outputs[0])
+        if self._root is not None and op_type in _COMMUTATIVE:
+            operands.sort()
+        attrs: tuple[Hashable, ...] = _NOTHING
+        if attributes:
+            for attr in attributes.values():
+                if attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+                    return ("node", id(node))
+            attrs = tuple(sorted((name, _frozen(attr.value)) for name, attr in attributes.items()))
+        return (node.domain, op_type, attrs, tuple(operands), len(node.outputs))
+
+
+def exact_leaf(view: GraphView) -> Callable[[ir.Value], Hashable]:
+    """Short constants of the file by content, external ones by place, everything else by identity."""
+
+    def leaf(value: ir.Value) -> Hashable:
+        tensor = view.tensor(value)
+        if tensor is None:
+            return ("value", id(value))
+        if isinstance(tensor, ir.ExternalTensor):
+            return ("external", tensor.location, tensor.offset, int(tensor.dtype), tuple(tensor.shape))
+        if tensor.size > SMALL:
+            return ("value", id(value))
+        return _content(np.asarray(tensor.numpy()))
+
+    return leaf
+
+
+def trial_leaf(view: GraphView) -> Callable[[ir.Value], Hashable]:
+    """Structural constants by content, weights by type and shape, graph inputs by identity."""
+
+    def leaf(value: ir.Value) -> Hashable:
+        tensor = view.tensor(value)
+        if tensor is None:
+            return ("value", id(value))
+        array = view.structural(value)
+        shrinks = id(value) in view.shrunk
+        if array is None:
+            return ("weight", shrinks, int(tensor.dtype), tuple(tensor.shape.numpy()))
+        return (shrinks, *_content(array))
+
+    return leaf
+
+
+def _content(array: np.ndarray[Any, Any]) -> tuple[Hashable, ...]:
+    return ("constant", str(array.dtype), array.shape, array.tobytes())
+
+
+def _frozen(item: Any) -> Hashable:
+    if isinstance(item, ir.TensorProtocol):
+        return _content(np.asarray(item.numpy()))
+    if isinstance(item, (list, tuple)):
+        return tuple(item)
+    return item  # type: ignore[no-any-return]

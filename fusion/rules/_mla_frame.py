@@ -1,0 +1,307 @@
+"""A MlaPrologV3 site: its joined facts, the trial sizes they hold under, and the nodes it stands for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from fusion.candidate import Refused
+from fusion.emit import Emitter
+from fusion.facts.graph import GraphView, dtype_name
+from fusion.facts.norm import NormFact
+from fusion.facts.operand import Table
+from fusion.facts.parameters import Part, single
+from fusion.facts.probe import Numbers, Probe
+from fusion.facts.rotation import NotARotation
+from fusion.facts.rows import Row
+from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
+from fusion.facts.settle import settle, start_sizes
+from fusion.facts.sizes import Sizes
+from fusion.facts.symbolic import Symbolic
+from fusion.facts.written import WrittenView
+from fusion.reduction import MATRIX_LIMIT, Reduction, small_sizes
+from fusion.region import closure
+from fusion.rules import _cache_op as common
+from fusion.rules._mla_product import Product
+from fusion.rules._mla_query import Found, check_rows, check_weight, read_query
+from fusion.rules._mla_rope import Rope, read_rope
+from ir_ops.dtypes import Array
+
+FRESH_SEED = 5
+"""Sizes that no fact is read under."""
+
+
+@dataclass
+class Site:
+    """The joined facts.
+
+    Attributes:
+        mode: ``cache_mode``.
+        key, value: rows of kr_cache and kv_cache; ``norm`` is that of the value rows, times ``kc_scale``.
+        key_parts, value_parts: per probe, the elements of the products that they are made of.
+        gamma_columns: gamma element of each normalised column.
+        key_made, value_made: the products behind them; one for both where a graph has one.
+        query: the values of the query.
+        tokens: the hidden states that all products read.
+    """
+
+    mode: str
+    key: Row
+    value: Row
+    norm: NormFact
+    kc_scale: float
+    key_parts: list[Part]
+    value_parts: list[Part]
+    gamma_columns: Array
+    key_made: Product
+    value_made: Product
+    query: Found
+    tokens: ir.Value
+
+    @property
+    def rows(self) -> tuple[Row, Row]:
+        """In the order of the operator's caches."""
+        return self.value, self.key
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        query = self.query
+        return query.skeleton.down, query.up, self.value_made, self.key_made
+
+
+class Frame:
+    """What all parts of a site need to know.
+
+    Attributes:
+        kind: the operator's float type T.
+        flat: tokens come as ``[T, He]``, not as ``[B, S, He]``.
+        key_columns, value_columns, down_columns: columns of the products.
+        absorbed, rope: the query, per probe of ``trials``.
+        cos, sin: the tables, for key and query alike.
+        region: nodes between the sources and what is delivered; ``region_ids`` their ids.
+    """
+
+    def __init__(self, view: GraphView, emit: Emitter, site: Site) -> None:
+        self.view, self.emit, self.site = view, emit, site
+        query = site.query
+        self.trials = self._trials()
+        for made in site.products:
+            check_weight(view, self.trials[0], made)
+        self.key_columns = common.agreed_columns(site.key_parts, "keys")
+        self.value_columns = common.agreed_columns(site.value_parts, "compressed keys")
+        self.down_columns = common.agreed_columns([self._down(probe) for probe in self.trials], "compressed queries")
+        self.absorbed = [read_query(view, probe, query) for probe in self.trials]
+        self.rope = [self._rope(probe) for probe in self.trials]
+        self._check_query()
+        self.kind = self._kind()
+        self.flat = len(self.shape(site.tokens)) != 3
+        self.cos, self.sin = self._table("cos"), self._table("sin")
+        self.region = closure([row.write.out for row in site.rows] + self.query_values(), self.stops())
+        self.region_ids = {id(node) for node in self.region}
+
+    # the query ----------------------------------------------------------------------------------------------------
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """N, D, Hckv, Dr."""
+        return (*self.absorbed[0].sizes, len(self.rope[0].columns))
+
+    def query_values(self) -> list[ir.Value]:
+        """The values that hold query and query_rope."""
+        return [self.site.query.contraction.out, *self.site.query.rope]
+
+    def _down(self, probe: Probe) -> Part:
+        norm, out = self.site.query.skeleton.norm, self.site.query.skeleton.down.out
+        symbolic = Symbolic(self.view, probe, {id(out)})
+        sym = symbolic.read(norm.x, 0)
+        shape = probe.shape(norm.x) or (1,)
+        flat = np.arange(int(np.prod(shape))).reshape(-1, 1, shape[-1])
+        part = single(symbolic, sym.take(flat))
+        if part is None or part.value is not out:
+            raise Refused(
+                "mla-order", "the compressed query is columns of one product", f"{norm.x.name} has others",
+                "rows of one product", "", norm.x,
+            )  # fmt: skip
+        return part
+
+    def _rope(self, probe: Probe) -> Rope:
+        query = self.site.query
+        width = self.site.key_parts[0].position.shape[2]
+        read = read_rope(self.view, probe, query.up.out, query.rope, query.heads, width)
+        if isinstance(read, NotARotation):
+            raise Refused("mla-query-rope", read.fact, read.found, read.wanted, "", query.rope[0])
+        return read
+
+    def _check_query(self) -> None:
+        query, norm = self.site.query, self.site.query.skeleton.norm
+        for probe in self.trials:
+            check_rows(self.view, probe, query.up.x, norm.y, query.normed_factor, "the normed query")
+        for absorbed, rope in zip(self.absorbed, self.rope, strict=True):
+            same = np.array_equal(absorbed.nope, self.absorbed[0].nope) and np.array_equal(
+                rope.columns, self.rope[0].columns
+            )
+            if not same or absorbed.sizes != self.absorbed[0].sizes or absorbed.order != self.absorbed[0].order:
+                raise Refused("mla-order", "the query's columns are fixed", "other columns by size", "fixed columns")
+        columns = np.concatenate([self.absorbed[0].nope, self.rope[0].columns])
+        own = self.shape(query.up.out)[-1] // query.heads
+        if sorted(columns.tolist()) != list(range(own)):
+            raise Refused(
+                "mla-query-columns", "a head has its nope columns and its rope columns and no others",
+                f"{len(self.absorbed[0].nope)} and {len(self.rope[0].columns)} of {own} columns", "all of them, once",
+                "", query.up.out,
+            )  # fmt: skip
+        if not np.isclose(query.absorbed_factor, self.rope[0].factor, rtol=1e-6):
+            raise Refused(
+                "mla-scale", "both parts of the query have one factor",
+                f"{query.absorbed_factor:g} and {self.rope[0].factor:g}", "one factor", "", query.rope[0],
+            )  # fmt: skip
+
+    @property
+    def q_scale(self) -> float:
+        return self.site.query.normed_factor * self.site.query.absorbed_factor
+
+    # types, tables ------------------------------------------------------------------------------------------------
+
+    def _kind(self) -> str:
+        """T: that of the plain caches, else of weight_uk."""
+        plain = {dtype_name(row.write.cache) for row in self.site.rows if row.peeled is None}
+        plain |= {dtype_name(self.site.query.contraction.weight)}
+        if len(plain) > 1:
+            raise Refused(
+                "mixed-types", "caches and weights have one type", " and ".join(sorted(plain)), "one type", "",
+                self.site.query.contraction.weight,
+            )  # fmt: skip
+        return plain.pop()
+
+    def _table(self, name: str) -> Table:
+        """cos or sin as key and query read it."""
+        key = []
+        for entry in self.site.key.views:
+            assert entry.rotation is not None
+            source, position = (
+                (entry.rotation.cos_source, entry.rotation.cos) if name == "cos"
+                else (entry.rotation.sin_source, entry.rotation.sin)
+            )  # fmt: skip
+            key.append((Part(source, position), *self._split(entry.view.probe, source.shape)))
+        query = []
+        for probe, rope in zip(self.trials, self.rope, strict=True):
+            rotation = rope.rotation
+            source, position = (
+                (rotation.cos_source, rotation.cos) if name == "cos" else (rotation.sin_source, rotation.sin)
+            )
+            query.append((Part(source, position), *self._split(probe, source.shape)))
+        table = common.agreed_table(key, name)
+        own = common.agreed_table(query, name)
+        if not own.same_as(table):
+            raise Refused(
+                "mla-rope-tables", f"key and query are rotated by one {name}",
+                f"{table.value.name} and {own.value.name}" if own.value is not table.value else "other rows or columns",
+                "the same rows of one table", "", self.site.query.rope[0],
+            )  # fmt: skip
+        return table
+
+    def _split(self, probe: Probe, table: tuple[int, ...]) -> tuple[int, int]:
+        """Batch and tokens under one probe; of ``[T, He]`` as a table of that shape lets them be told."""
+        lead = (probe.shape(self.site.tokens) or ())[:-1]
+        if len(lead) == 2:
+            return lead[0], lead[1]
+        total, rows = int(np.prod(lead)), int(np.prod(table[:-1]))
+        return (total // rows, rows) if 1 < rows < total and total % rows == 0 else (1, total)
+
+    # region -------------------------------------------------------------------------------------------------------
+
+    def feeds(self) -> list[ir.Value]:
+        """The values at which the region begins."""
+        site, query = self.site, self.site.query
+        found = [site.tokens, self.cos.value, self.sin.value, query.contraction.weight]
+        found += [made.weight for made in site.products]
+        found += [norm.gamma for norm in (site.norm, query.skeleton.norm) if norm.gamma is not None]
+        for row in site.rows:
+            found += [row.write.cache, row.write.slots.value, *common.parameter_values(row)]
+        return list({id(value): value for value in found}.values())
+
+    def stops(self) -> set[int]:
+        return {id(value) for value in self.feeds()}
+
+    # trial sizes --------------------------------------------------------------------------------------------------
+
+    def reduction(self) -> Reduction:
+        """He and Hcq are taken smaller where weights are large; every other size is the graph's own."""
+        site, query = self.site, self.site.query
+        hidden, rank = self.shape(site.tokens)[-1], len(self.down_columns.columns[0])
+        large = []
+        axes: dict[int, tuple[int, ...]] = {}
+        if any(math.prod(self.shape(made.weight)) > MATRIX_LIMIT for made in site.products if made is not query.up):
+            large.append(hidden)
+        own = self.down_columns.width == rank and not isinstance(query.skeleton.norm.count, ir.Value)
+        if own and math.prod(self.shape(query.up.weight)) > MATRIX_LIMIT:
+            large.append(rank)
+        summed = {id(query.contraction.weight): self.absorbed[0].order[-2]}
+        front = {id(node): node for node in closure([made.out for made in site.products], self.stops())}
+        used = {size for node in self.region for item in node.outputs for size in self.trials[0].shape(item) or ()}
+        for made in site.products:
+            rows, columns = (1, 0) if made.turned else (0, 1)
+            summed[id(made.weight)] = rows
+            axes[id(made.weight)] = (rows, columns) if made.out is query.skeleton.down.out and own else (rows,)
+        axes[id(site.tokens)] = (len(self.shape(site.tokens)) - 1,)
+        gamma = query.skeleton.norm.gamma
+        if gamma is not None and own:
+            axes[id(gamma)] = (len(self.shape(gamma)) - 1,)
+        behind = {id(item) for node in self.region if id(node) not in front for item in node.inputs}
+        constants = {id(item) for node in front.values() for item in node.inputs if item is not None}
+        return Reduction(small_sizes(large, used), axes, summed, frozenset(constants - behind - self.stops()))
+
+    def own_probes(self) -> list[Probe]:
+        return self.trials
+
+    def shape(self, value: ir.Value) -> tuple[int, ...]:
+        """A value's shape under the first probe."""
+        return self.trials[0].shape(value) or ()
+
+    def dim(self, sizes: list[int], part: str) -> int | ir.Value | None:
+        """A dim with these sizes under the probes: of a source of the site, else of a graph input."""
+        own = [self.site.tokens, self.site.key.write.slots.value, self.site.key.write.cache]
+        return common.dim_like(self.emit, self.trials, sizes, [*own, *self.view.graph.inputs], part)
+
+    def _trials(self) -> list[Probe]:
+        found = [self._fitted(item.probe.seed, item.probe.numbers, item.probe.sizes) for item in self._written()]
+        if any(probe.shape(value) is None for probe in found for value in [self.site.tokens, *self.query_values()]):
+            raise Refused("mla-order", "shapes can be told", "an operator that is not understood", "known shapes")
+        return found
+
+    def fresh_probe(self) -> Probe | None:
+        """A trial size that no fact was read under: a number mistaken for static shows there. None when none fits."""
+        write = self.site.key.write
+        try:
+            probe = self._fitted(FRESH_SEED, write.probes[0].probe.numbers,
+                                 start_sizes(self.view, FRESH_SEED, write.out))  # fmt: skip
+        except (Refused, Conflict, OutOfRange, Unsupported):
+            return None
+        return probe if common.slots_are_distinct(probe, write) else None
+
+    def _written(self) -> list[WrittenView]:
+        return self.site.key.write.probes
+
+    def _fitted(self, seed: int, numbers: Numbers, sizes: Sizes) -> Probe:
+        """A probe for both writes and the query, caches made equal."""
+        site = self.site
+        targets = [row.write.out for row in site.rows] + [row.write.cache for row in site.rows]
+        targets += [site.tokens, *self.query_values(), site.query.contraction.weight]
+        targets += [made.weight for made in site.products] + [row.write.slots.value for row in site.rows]
+        while True:
+            probe = settle(self.view, seed, numbers, targets, sizes)
+            shapes = [probe.shape(row.write.cache) or () for row in site.rows]
+            axes = [common.rows_axis(row.write) for row in site.rows]
+            pairs = [(shapes[0][0], shapes[1][0]), (shapes[0][axes[0]], shapes[1][axes[1]])]
+            unequal = next((pair for pair in pairs if pair[0] != pair[1]), None)
+            if unequal is None:
+                return probe
+            sizes = probe.sizes.copy()
+            if not sizes.unify(*unequal):
+                raise Refused(
+                    "kv-sizes-differ", "both caches have equal pages and rows", f"{unequal[0]} and {unequal[1]}",
+                    "equal sizes", "give both caches one shape", site.value.write.cache,
+                )  # fmt: skip
