@@ -1,7 +1,8 @@
-"""Composes a QkvRmsNormRopeCache preamble out of one spelling of every part; a trap is a subclass with one part wrong."""
+"""Composes a QkvRmsNormRopeCache preamble out of one spelling of every part; a trap is a subclass with a part wrong."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -39,13 +40,15 @@ class Preamble:
         for layer, values in enumerate(made):
             for name, value in values.items():
                 kind = self.spec.cache_dtype(name[0]) if "cache" in name else self.spec.dtype
-                shape = self.spec.cache_shape(name[0]) if "cache" in name else self.shape_of(name)
+                shape = self.shape_of(name)
                 self.g.output(value, f"{name}_{layer}", kind, list(shape))
         self.finish()
         return self.g.model("qkv_preamble")
 
     def shape_of(self, name: str) -> list[Any]:
         spec = self.spec
+        if "cache" in name:
+            return list(spec.cache_shape(name[0]))
         heads = spec.count(name[0])
         if name != "q_out":
             return [None, heads, None, WIDTH]
@@ -61,7 +64,7 @@ class Preamble:
         q, k, v = self.heads_of(p)
         q, k = self.turned("q", q, p), self.turned("k", k, p)
         v = self.values(v, p)
-        raw = {"k": self.in_front(k), "v": self.in_front(v)}
+        raw = {"k": self.in_front("k", k), "v": self.in_front("v", v)}
         rows = {
             which: self.quantise(which, raw[which], p) if self.spec.is_quantised(which) else raw[which]
             for which in "kv"
@@ -154,14 +157,14 @@ class Preamble:
         firsts = np.cumsum([0, *counts]).tolist()
         if self.spec.split == "view":
             view = g.reshape(x, 0, 0, sum(counts), WIDTH)
-            return tuple(g.slice(view, first, last, 2) for first, last in zip(firsts, firsts[1:], strict=False))
+            return tuple(g.slice(view, first, last, 2) for first, last in pairwise(firsts))
         if self.spec.split == "split":
             parts = g.split(x, [count * WIDTH for count in counts])
         elif self.spec.split == "slice":
-            spans = zip(firsts, firsts[1:], strict=False)
+            spans = pairwise(firsts)
             parts = [g.slice(x, first * WIDTH, last * WIDTH, 2) for first, last in spans]
         else:
-            spans = zip(firsts, firsts[1:], strict=False)
+            spans = pairwise(firsts)
             picks = [g.ints(*range(first * WIDTH, last * WIDTH)) for first, last in spans]
             parts = [g.op("Gather", x, pick, axis=-1) for pick in picks]
         return tuple(self.apart(part, name) for part, name in zip(parts, which, strict=True))
@@ -214,14 +217,14 @@ class Preamble:
     def rotate(self, which: str, x: str) -> str:
         return self.spec.how_rotated.build(self.g, x, self.cos, self.sin, WIDTH)
 
-    def in_front(self, x: str) -> str:
+    def in_front(self, which: str, x: str) -> str:
         """Rows as ``[B, N, S, D]``; of tokens without a batch as ``[T, N, 1, D]``, where nothing needs more."""
         g, spec = self.g, self.spec
         if spec.rows == "bsnd":
             return g.transpose(x, 0, 2, 1, 3)
         if spec.rows == "tokens" and (spec.raw or spec.write == "nz_page_starts"):
             source = {"input": "qkv", "inputs": "q"}.get(spec.source, "hidden")
-            heads = spec.count("k")
+            heads = spec.count(which)
             return g.transpose(g.reshape(x, (source, 0), (source, 1), heads, WIDTH), 0, 2, 1, 3)
         return x
 

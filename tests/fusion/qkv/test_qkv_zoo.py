@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tests.fusion.zoo.ropes import ROPES
 from tests.fusion.zoo.run import run, worst
 
 OP = "QkvRmsNormRopeCache"
+EXTRA = 400 if os.environ.get("EXPLORE") else 30
 
 
 def check(**choices: Any) -> fusion.FusionResult:
@@ -29,7 +31,7 @@ def check(**choices: Any) -> fusion.FusionResult:
     result = fusion.fuse(model)
     fused = result.model
     assert isinstance(fused, onnx.ModelProto)
-    for batch, length in ((2, 3), (1, 5), (3, 1)):
+    for batch, length in ((2, 3), (3, 1)):
         if spec.dims != "static" or (batch, length) == spec.sizes:
             given = feeds(spec, batch, length, seed=9)
             wanted = expected(spec, given)
@@ -63,10 +65,9 @@ def test_quantisation_spelling_is_fused(quant: str) -> None:
 
 
 @pytest.mark.parametrize("write", NZ)
-@pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("quantised", ["", "k", "v"])
-def test_write_spelling_is_fused(write: str, rows: str, quantised: str) -> None:
-    check(write=write, rows=rows, quant="divide" if quantised else "none", quantised=quantised or "both")
+def test_write_spelling_is_fused(write: str, quantised: str) -> None:
+    check(write=write, quant="divide" if quantised else "none", quantised=quantised or "both")
 
 
 @pytest.mark.parametrize("query", QUERIES)
@@ -75,8 +76,9 @@ def test_queries_are_delivered_in_any_form(rows: str, query: str) -> None:
     check(rows=rows, query=query, raw=True, dims="own")
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize(
+    ("source", "split"), [(source, "split") for source in SOURCES] + [("bias", split) for split in SPLITS[1:]]
+)
 def test_any_source_of_rows_is_taken(source: str, split: str) -> None:
     result = check(source=source, split=split, dims="own", style="ts" if split == "slice" else "dynamo")
     kinds = [node.op_type for node in result.model.graph.node]
@@ -86,11 +88,11 @@ def test_any_source_of_rows_is_taken(source: str, split: str) -> None:
     assert products == {"input": 0, "inputs": 0, "computed": 3}.get(source, 1)
 
 
-@pytest.mark.parametrize("opset", range(11, 25))
+@pytest.mark.parametrize("opset", (11, 12, 13, 16, 17, 20, 22, 24))
 def test_every_opset_is_fused(opset: int) -> None:
     check(opset=opset, style="ts", quant="divide", offset=True, source="separate_bias")
 
 
-@pytest.mark.parametrize("spec", cover(60), ids=label)
+@pytest.mark.parametrize("spec", cover(EXTRA), ids=label)
 def test_combined_spellings_are_fused(spec: Spec) -> None:
     check(**vars(spec))
