@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from fusion.engine import Found, Options, apply, count_ops, find
-from fusion.model_io import ModelLike, Weights, load, save
+from fusion.model_io import ModelLike, Weights, load, save, without_collector
 from fusion.normalise import unroll_sequences
 from fusion.result import FusionResult, Site
 from fusion.rules import all_rules
@@ -22,6 +22,7 @@ from ir_ops.onnx_carry import carry_functions
 from ir_ops.ops import DOMAIN, OPS
 
 
+@without_collector()
 def fuse(
     model: ModelLike,
     out: str | os.PathLike[str] | None = None,
@@ -76,6 +77,7 @@ def fuse(
     )
 
 
+@without_collector()
 def explain(
     model: ModelLike, *, layer: int | None = None, op: str | None = None, product: str = "generic"
 ) -> FusionResult:
@@ -90,7 +92,7 @@ def explain(
     loaded = load(model)
     timings = {"load": time.perf_counter() - started}
     before = count_ops(loaded.model)
-    given = loaded.as_given() if loaded.kind == "path" else model
+    given = model if loaded.proto is None else loaded.proto
     _prepare(loaded.model)
     found = find(loaded.model, options)
     sites = apply(loaded.model, found)  # to a copy: only then is known what else reads a node

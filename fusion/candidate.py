@@ -56,6 +56,8 @@ class Candidate:
         attrs: attributes of the fused node.
         joins: projections that the new nodes lay side by side, which may be packed into one.
         size: that of the rule.
+        slack: how far the graph's constants, rounded to its own type, may move a result of the float64 proof.
+        zero_rows: whether the proof feeds a row of zeros; False where the graph divides by the row's largest value.
         reduction: hidden sizes that the proof takes smaller.
         draws: id of a feed -> what the proof feeds it: ``sums`` (int32 data, no structure) or ``scale`` (never 0).
     """
@@ -77,6 +79,8 @@ class Candidate:
     attrs: Mapping[str, Any] = field(default_factory=dict)
     joins: list[Join] = field(default_factory=list)
     size: int = BLOCK
+    slack: float = 0.0
+    zero_rows: bool = True
     reduction: Reduction = NONE
     draws: Mapping[int, str] = field(default_factory=dict)
 

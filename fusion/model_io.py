@@ -63,6 +63,7 @@ class Loaded:
         path: the file, when a path was given.
         folder: where relative weights lie; None when unknown (a ModelProto names no folder).
         notes: sentences for the user about oddities.
+        proto: what the file holds, when a path was given; not to be changed.
     """
 
     model: ir.Model
@@ -70,6 +71,7 @@ class Loaded:
     path: Path | None = None
     folder: Path | None = None
     notes: list[str] = field(default_factory=list)
+    proto: onnx.ModelProto | None = None
 
     def as_given(self, model: ir.Model | None = None) -> onnx.ModelProto | ir.Model:
         """``model`` (default: the loaded one) in the form the input had: an ir.Model, else a ModelProto."""
@@ -113,7 +115,9 @@ def load(model: ModelLike, *, folder: str | os.PathLike[str] | None = None) -> L
     where = str(path) if path is not None else proto.graph.name or "model"
     findings = check_proto(proto, where, base)
     result = _deserialized(proto, where)
-    loaded = Loaded(result, "proto" if path is None else "path", path, base, findings.notes)
+    loaded = Loaded(result, "proto", None, base, findings.notes)
+    if path is not None:
+        loaded.kind, loaded.path, loaded.proto = "path", path, proto
     if base is not None:
         loaded.notes += anchor_weights(loaded.model, base)
     if findings.unsorted:
@@ -166,8 +170,8 @@ def _sort(model: ir.Model, where: str) -> None:
 
 
 @contextmanager
-def _without_collector() -> Iterator[None]:
-    """Building a hundred thousand nodes makes no garbage; looking for it all the while costs a third of the time."""
+def without_collector() -> Iterator[None]:
+    """Working on a hundred thousand nodes makes no garbage; looking for it all the while costs a third of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -179,7 +183,7 @@ def _without_collector() -> Iterator[None]:
 
 def _deserialized(proto: onnx.ModelProto, where: str) -> ir.Model:
     try:
-        with _without_collector():
+        with without_collector():
             return ir.serde.deserialize_model(proto)
     except (ir.serde.SerdeError, ValueError, TypeError, KeyError) as error:
         cause = error.__cause__ or error
@@ -257,7 +261,7 @@ def _varint(file: BinaryIO) -> int:
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
     """``model`` as a ModelProto whose weight references are spelled as in the model it came from."""
-    with exchanged(model, as_spelled(model)), _without_collector():
+    with exchanged(model, as_spelled(model)), without_collector():
         return ir.serde.serialize_model(model)
 
 
@@ -305,7 +309,7 @@ def save(
         if data is not None:
             # Entered last, so renamed first: the model file appears when everything it refers to is in place.
             replaced |= write_weights(to_write, files.enter_context(replacing(data)), data.name)
-        with exchanged(model, replaced), _without_collector():
+        with exchanged(model, replaced), without_collector():
             proto = ir.serde.serialize_model(model)
         _write_proto(proto, part, target)
     return Saved(proto, target, data, tuple(dict.fromkeys(notes)))

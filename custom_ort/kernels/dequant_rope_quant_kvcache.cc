@@ -178,34 +178,39 @@ struct Job {
   char* q;  // null where the node does not ask for it
 
   void Tokens(size_t begin, size_t end) const;
-  const float* Row(size_t token, float* scratch) const;
-  void Keys(const float* rows, const float* cos, const float* sin, Place place, float* scratch) const;
+  const float* Head(size_t token, size_t head, float* scratch) const;
+  void Queries(size_t token, const float* cos, const float* sin, float* scratch) const;
+  void Keys(const float* cos, const float* sin, Place place, float* scratch) const;
 
+  const char* Source(size_t token, size_t head) const {
+    const size_t at = token * static_cast<size_t>(call.hidden) + head * width();
+    return call.x.As<char>() + at * ElementSize(call.x.type);
+  }
   FloatKind kind() const { return KindOf(call.cos.type); }
   size_t width() const { return static_cast<size_t>(call.width); }
   size_t heads() const { return static_cast<size_t>(call.heads); }
 };
 
-// A row of x in fp32: the caller's memory or the scratch.
-const float* Job::Row(size_t token, float* scratch) const {
-  const size_t hidden = static_cast<size_t>(call.hidden);
+// A head of x in fp32: the caller's memory or the scratch.
+const float* Job::Head(size_t token, size_t head, float* scratch) const {
+  const char* x = Source(token, head);
   if (call.quantised()) {
+    const size_t first = head * width();
     const float activation = call.activation_scale.given ? call.activation_scale.As<float>()[token] : 1.0f;
-    const int32_t* int_bias = call.bias.type == kInt32 && call.bias.given ? call.bias.As<int32_t>() : nullptr;
-    kernels.dequantise(call.x.As<int32_t>() + token * hidden, int_bias, call.weight_scale.As<float>(), activation,
-                       float_bias, hidden, scratch);
+    const int32_t* int_bias = call.bias.type == kInt32 && call.bias.given ? call.bias.As<int32_t>() + first : nullptr;
+    kernels.dequantise(reinterpret_cast<const int32_t*>(x), int_bias, call.weight_scale.As<float>() + first, activation,
+                       float_bias == nullptr ? nullptr : float_bias + first, width(), scratch);
     return scratch;
   }
-  if (call.x.type == kFloat32) return call.x.As<float>() + token * hidden;
-  kernels.load[kind()](call.x.As<char>() + token * hidden * ElementSize(call.x.type), hidden, scratch);
+  if (call.x.type == kFloat32) return reinterpret_cast<const float*>(x);
+  kernels.load[kind()](x, width(), scratch);
   return scratch;
 }
 
 void Job::Tokens(size_t begin, size_t end) const {
   const size_t n = width(), size = ElementSize(call.cos.type), length = static_cast<size_t>(call.length);
-  const size_t q_heads = static_cast<size_t>(call.q_heads);
-  Scratch memory(static_cast<size_t>(call.hidden) + 4 * n);
-  float *cos_row = memory.data(), *sin_row = cos_row + n, *work = sin_row + n, *kept = work + 2 * n;
+  Scratch memory(5 * n);
+  float *cos_row = memory.data(), *sin_row = cos_row + n, *work = sin_row + n;
   for (size_t t = begin; t < end; ++t) {
     const float *cos = call.cos.As<float>() + t * n, *sin = call.sin.As<float>() + t * n;
     if (kind() != kKindFloat32) {
@@ -213,32 +218,45 @@ void Job::Tokens(size_t begin, size_t end) const {
       kernels.load[kind()](call.sin.As<char>() + t * n * size, n, sin_row);
       cos = cos_row, sin = sin_row;
     }
-    const float* row = Row(t, kept);
-    const auto rope = kind() == kKindFloat16 ? kernels.rope_halves_float16 : kernels.rope_halves[kind()];
-    for (size_t head = 0; head < q_heads && q != nullptr; ++head) {
-      rope(row + head * n, cos, sin, n, q + (t * q_heads + head) * n * size);
-    }
+    if (q != nullptr) Queries(t, cos, sin, work);
     Place place{false, 0, 0, 0, t};
     place.has_slot = slots.Find(t / length, t % length, &place.page, &place.row);
-    Keys(row + q_heads * n, cos, sin, place, work);
-    const float* values = row + (q_heads + heads()) * n;
+    if (k.Wants(place)) Keys(cos, sin, place, work);
+    if (!v.Wants(place)) continue;
+    const size_t first = static_cast<size_t>(call.q_heads) + heads();
     for (size_t head = 0; head < heads(); ++head) {
-      v.Write(values + head * n, {place.has_slot, place.page, place.row, head, t * heads() + head});
+      v.Write(Head(t, first + head, work), {place.has_slot, place.page, place.row, head, t * heads() + head});
     }
   }
 }
 
-void Job::Keys(const float* rows, const float* cos, const float* sin, Place place, float* scratch) const {
-  const size_t n = width(), token = place.number;
-  if (!k.Wants(place)) return;
-  float *rotated = scratch, *rounded = scratch + n;
+// Rows of the result's own type are rotated where they are.
+void Job::Queries(size_t token, const float* cos, const float* sin, float* scratch) const {
+  const size_t n = width(), count = static_cast<size_t>(call.q_heads), bytes = n * ElementSize(call.cos.type);
+  const bool half = kind() == kKindFloat16, dequantised = call.quantised();
+  const auto of_row = half ? kernels.rope_halves_float16_row : kernels.rope_halves_row[kind()];
+  const auto of_floats = half ? kernels.rope_halves_float16 : kernels.rope_halves[kind()];
+  char* out = q + token * count * bytes;
+  for (size_t head = 0; head < count; ++head, out += bytes) {
+    if (dequantised) {
+      of_floats(Head(token, head, scratch), cos, sin, n, out);
+    } else {
+      of_row(Source(token, head), cos, sin, n, out);
+    }
+  }
+}
+
+void Job::Keys(const float* cos, const float* sin, Place place, float* scratch) const {
+  const size_t n = width(), token = place.number, first = static_cast<size_t>(call.q_heads);
+  float *rotated = scratch, *rounded = scratch + n, *kept = rounded + n;
   for (size_t head = 0; head < heads(); ++head) {
+    const float* row = Head(token, first + head, kept);
     place.head = head, place.number = token * heads() + head;
     if (kind() == kKindFloat16) {
-      kernels.rope_halves_float16(rows + head * n, cos, sin, n, rounded);
+      kernels.rope_halves_float16(row, cos, sin, n, rounded);
       kernels.load[kKindFloat16](rounded, n, rotated);
     } else {
-      kernels.rope_halves[kKindFloat32](rows + head * n, cos, sin, n, rotated);
+      kernels.rope_halves[kKindFloat32](row, cos, sin, n, rotated);
     }
     k.Write(rotated, place);
   }

@@ -156,6 +156,14 @@ int64_t KernelInfo::Int(size_t attribute) const {
   return static_cast<int64_t>(declared.number);
 }
 
+int64_t KernelInfo::RequiredInt(size_t attribute) const {
+  const AttrDecl& declared = declaration_.attrs[attribute];
+  int64_t value;
+  if (Succeeded(Runtime().KernelInfoGetAttribute_int64(info_, declared.name, &value))) return value;
+  RefuseOtherType(declared);
+  Refuse({"AT-03", "a required attribute is missing"}, std::string("no ") + declared.name, "Int");
+}
+
 bool KernelInfo::Bool(size_t attribute) const {
   const int64_t value = Int(attribute);
   if (value == 0 || value == 1) return value == 1;
@@ -347,6 +355,18 @@ int64_t ShapeContext::Int(size_t attribute) const {
 }
 
 bool ShapeContext::Bool(size_t attribute) const { return Int(attribute) != 0; }
+
+std::string ShapeContext::String(size_t attribute) const {
+  constexpr size_t kLongest = 64;
+  char text[kLongest];
+  size_t bytes = 0;
+  const OrtOpAttr* found = Attribute(attribute);
+  if (found != nullptr &&
+      Succeeded(Runtime().ReadOpAttr(found, int{ort::kAttrString}, static_cast<void*>(text), kLongest, &bytes))) {
+    return std::string(text, bytes);
+  }
+  return declaration_.attrs[attribute].text;
+}
 
 bool ShapeContext::Dims(size_t input, size_t rank, std::vector<InferredDim>* dims) const {
   const OrtTensorTypeAndShapeInfo* info = Info(input);

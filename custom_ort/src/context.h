@@ -56,6 +56,8 @@ class KernelInfo {
   float Float(size_t attribute) const;
   bool Bool(size_t attribute) const;
   int64_t Int(size_t attribute) const;
+  // An Int attribute that must be there.
+  int64_t RequiredInt(size_t attribute) const;
   // A ListInt attribute; without a default it must be there.
   std::vector<int64_t> Ints(size_t attribute, const std::vector<int64_t>* otherwise = nullptr) const;
   // Position of a String attribute's value among the allowed ones, or -1 with the value in `found`.
@@ -150,6 +152,8 @@ class ShapeContext {
   // An Int or Bool attribute or its default.
   int64_t Int(size_t attribute) const;
   bool Bool(size_t attribute) const;
+  // A String attribute or its default.
+  std::string String(size_t attribute) const;
   // False when the rank is not known, the input is absent, or its rank is another.
   bool Dims(size_t input, size_t rank, std::vector<InferredDim>* dims) const;
   // False when the rank is not known (a scalar looks the same) or the input is absent.

@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 
+#include "attention.h"
 #include "refusal.h"
 #include "rows.h"
 
@@ -33,11 +34,11 @@ constexpr auto HasAvx2 = Never, HasAvx512 = Never, HasAvx512Bf16 = Never, HasAmx
 
 const std::vector<Isa>& Isas() {
   static const std::vector<Isa> isas = {
-      {"portable", PortableRowKernels(), PortableGemmKernels(), Always},
-      {"avx2", Avx2RowKernels(), Avx2GemmKernels(), HasAvx2},
-      {"avx512", Avx512RowKernels(), Avx512GemmKernels(), HasAvx512},
-      {"avx512bf16", Avx512Bf16RowKernels(), Avx512Bf16GemmKernels(), HasAvx512Bf16},
-      {"amx", Avx512Bf16RowKernels(), AmxGemmKernels(), HasAmx},
+      {"portable", PortableRowKernels(), PortableGemmKernels(), PortableAttentionKernels(), Always},
+      {"avx2", Avx2RowKernels(), Avx2GemmKernels(), Avx2AttentionKernels(), HasAvx2},
+      {"avx512", Avx512RowKernels(), Avx512GemmKernels(), Avx512AttentionKernels(), HasAvx512},
+      {"avx512bf16", Avx512Bf16RowKernels(), Avx512Bf16GemmKernels(), Avx512AttentionKernels(), HasAvx512Bf16},
+      {"amx", Avx512Bf16RowKernels(), AmxGemmKernels(), Avx512AttentionKernels(), HasAmx},
   };
   return isas;
 }
@@ -62,5 +63,6 @@ const Isa& Select() {
 
 const RowKernels& SelectRowKernels() { return *Select().kernels; }
 const GemmKernels& SelectGemmKernels() { return *Select().products; }
+const AttentionKernels& SelectAttentionKernels() { return *Select().attention; }
 
 }  // namespace kvfuse

@@ -67,6 +67,8 @@ inline float BitsFloat(uint32_t bits) {
 
 inline float ToFloat(float value) { return value; }
 
+inline float ToFloat(int8_t value) { return static_cast<float>(value); }
+
 inline float ToFloat(Bfloat value) { return BitsFloat(static_cast<uint32_t>(value.bits) << 16); }
 
 inline float ToFloat(Half value) {

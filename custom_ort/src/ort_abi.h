@@ -69,7 +69,7 @@ inline constexpr uint32_t kShapeReferences = 24;
 
 enum ErrorCode : int { kFail = 1, kInvalidArgument = 2, kRuntimeException = 6 };
 enum Characteristic : int { kRequired = 0, kOptional = 1 };
-enum OpAttrType : int { kAttrInt = 1, kAttrInts = 2 };
+enum OpAttrType : int { kAttrInt = 1, kAttrInts = 2, kAttrString = 5 };
 
 // slot, name, result, parameters. clang-format would break the table.
 // clang-format off

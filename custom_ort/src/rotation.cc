@@ -79,10 +79,13 @@ void Rotation::Run(char* out, size_t begin, size_t end) const {
     }
     const char* source = x_ + row * width_ * size_;
     char* target = out + row * width_ * size_;
-    kernels_.load[kind_](source, turned_, x);
-    if (mode_ == Rotary::kHalf) {
+    if (mode_ == Rotary::kHalf && target != source) {
+      kernels_.rope_halves_row[kind_](source, cos, sin, turned_, target);
+    } else if (mode_ == Rotary::kHalf) {
+      kernels_.load[kind_](source, turned_, x);
       kernels_.rope_halves[kind_](x, cos, sin, turned_, target);
     } else {
+      kernels_.load[kind_](source, turned_, x);
       Turn(x, cos, sin, y);
       kernels_.store[kind_](y, turned_, {target, turned_, turned_});
     }

@@ -57,10 +57,14 @@ struct RowKernels {
   void (*rope_interleaved[kFloatKinds])(const void* x, const void* cos, const void* sin, size_t n, void* y);
   // The same from a row of the kind to one, rounded half to even.
   void (*rope_interleaved_row[kFloatKinds])(const void* x, const void* cos, const void* sin, size_t n, void* y);
-  // Rotation by halves with cos and sin in fp32, n even, rounded half to even to the kind. y must not overlap x.
-  void (*rope_halves[kFloatKinds])(const float* x, const float* cos, const float* sin, size_t n, void* y);
-  // The same in fp16 arithmetic, to fp16: x, cos and sin, each product and each sum are rounded.
-  void (*rope_halves_float16)(const float* x, const float* cos, const float* sin, size_t n, void* y);
+  // Rotation by halves of an fp32 row with cos and sin in fp32, n even, rounded half to even to the kind. y must not
+  // overlap x.
+  void (*rope_halves[kFloatKinds])(const void* x, const float* cos, const float* sin, size_t n, void* y);
+  // The same of a row of the kind.
+  void (*rope_halves_row[kFloatKinds])(const void* x, const float* cos, const float* sin, size_t n, void* y);
+  // The same in fp16 arithmetic, to fp16: x, cos and sin, each product and each sum are rounded. x is fp32, or fp16.
+  void (*rope_halves_float16)(const void* x, const float* cos, const float* sin, size_t n, void* y);
+  void (*rope_halves_float16_row)(const void* x, const float* cos, const float* sin, size_t n, void* y);
   // The same as rope_halves of x / rms * gamma, x a row of the kind, to fp32.
   void (*normalise_rope_halves[kFloatKinds])(const void* x, const float* gamma, float rms, const float* cos,
                                              const float* sin, size_t n, void* y);
@@ -72,7 +76,7 @@ struct RowKernels {
   // x * scale + offset as an 8-bit value; a null offset is not added.
   void (*quantise[kQuantKinds])(const float* x, const float* scale, const float* offset, size_t n,
                                 const RowTarget& target);
-  // (x + int_bias) * weight_scale * activation_scale + bias; the biases may be null, x + int_bias wraps.
+  // (x + int_bias) * weight_scale * activation_scale + bias; one of the biases at most is not null, x + int_bias wraps.
   void (*dequantise)(const int32_t* x, const int32_t* int_bias, const float* weight_scale, float activation_scale,
                      const float* bias, size_t n, float* y);
   // x / scale + offset as an int8.
@@ -85,11 +89,14 @@ struct RowKernels {
   void (*finish)();
 };
 
+struct AttentionKernels;
+
 // Names a set of kernels and says whether this CPU runs it.
 struct Isa {
   const char* name;
   const RowKernels* kernels;  // null when the library was built without it
   const GemmKernels* products;
+  const AttentionKernels* attention;
   bool (*supported)();
 };
 

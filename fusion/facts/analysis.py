@@ -6,14 +6,15 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from fusion.facts.cache_write import CacheWrite, find_writes
+from fusion.facts.cache_write import CacheWrite
 from fusion.facts.graph import GraphView
 from fusion.facts.large_caches import find_large
 from fusion.facts.norm import NormFact, find_norms
 from fusion.facts.parameters import Reason
 from fusion.facts.rotations import Rotations
-from fusion.facts.rows import Row, read_row
+from fusion.facts.rows import Row
 from fusion.facts.settle import Survey
+from fusion.facts.sharing import SharedRows, read_writes
 from fusion.facts.spine import find_spines
 from fusion.facts.standing import Standing
 from fusion.facts.trials import Trials
@@ -68,8 +69,10 @@ def analyse(graph: ir.Graph, opset: int) -> Facts:
     spines = find_spines(view)
     find_large(view, spines)
     norms = {id(norm.y): norm for norm in find_norms(view, Survey(view))}
-    writes, others = find_writes(view, spines)
+    found = read_writes(view, spines)
+    writes = [item for item in found if isinstance(item, CacheWrite)]
+    others = [item for item in found if isinstance(item, NotAWrite)]
     trials = Trials(view, [item.probe for item in writes[0].probes] if writes else ())
-    return Facts(
-        view, norms, writes, [read_row(view, write, norms) for write in writes], others, trials, Rotations(view, trials)
-    )
+    rows = SharedRows(view, norms)
+    read = [rows.read(write) for write in writes]
+    return Facts(view, norms, writes, read, others, trials, Rotations(view, trials))

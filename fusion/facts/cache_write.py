@@ -77,13 +77,6 @@ class _Trial:
         return [item for slots, item in self.matches if slots.form == "block"]
 
 
-def find_writes(view: GraphView, spines: list[Spine]) -> tuple[list[CacheWrite], list[NotAWrite]]:
-    """The cache writes among the spines, and the outputs that carry a cache on in another way."""
-    found = [read_write(view, spine) for spine in spines]
-    writes = [item for item in found if isinstance(item, CacheWrite)]
-    return writes, [item for item in found if isinstance(item, NotAWrite)]
-
-
 def read_write(view: GraphView, spine: Spine) -> CacheWrite | NotAWrite:
     """Reads how the output is written over the cache: two trial sizes must agree.
 

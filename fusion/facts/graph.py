@@ -52,6 +52,7 @@ class GraphView:
     def __init__(self, graph: ir.Graph, opset: int) -> None:
         self.graph, self.opset = graph, opset
         self.outputs = {id(value) for value in graph.outputs}
+        self._output_places = {id(value): place for place, value in enumerate(graph.outputs)}
         self.caches: set[int] = set()
         """Graph inputs whose elements an output carries on; filled by the cache recogniser."""
         self.shrunk: set[int] = set()
@@ -68,6 +69,10 @@ class GraphView:
         self._order: dict[int, int] | None = None
         self._exact: Numbering | None = None
         self._trial: Numbering | None = None
+
+    def output_place(self, value: ir.Value) -> int:
+        """Which graph output a value is."""
+        return self._output_places[id(value)]
 
     def order(self, node: ir.Node) -> int:
         """Position of a node in the graph."""

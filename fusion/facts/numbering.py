@@ -112,10 +112,10 @@ class Numbering:
             operands.sort()
         attrs: tuple[Hashable, ...] = _NOTHING
         if attributes:
-            for attr in attributes.values():
-                if attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
-                    return ("node", id(node))
-            attrs = tuple(sorted((name, _frozen(attr.value)) for name, attr in attributes.items()))
+            frozen = [(name, _frozen(attr)) for name, attr in attributes.items()]
+            if any(item is None for _, item in frozen):
+                return ("node", id(node))
+            attrs = tuple(sorted(frozen))
         return (node.domain, op_type, attrs, tuple(operands), len(node.outputs))
 
 
@@ -155,9 +155,11 @@ def _content(array: np.ndarray[Any, Any]) -> tuple[Hashable, ...]:
     return ("constant", str(array.dtype), array.shape, array.tobytes())
 
 
-def _frozen(item: Any) -> Hashable:
-    if isinstance(item, ir.TensorProtocol):
-        return _content(np.asarray(item.numpy()))
-    if isinstance(item, (list, tuple)):
-        return tuple(item)
-    return item  # type: ignore[no-any-return]
+def _frozen(attr: ir.Attr) -> Hashable:
+    """The content of an attribute, None for a graph."""
+    kind = attr.type
+    if kind in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+        return None
+    if kind == ir.AttributeType.TENSOR:
+        return _content(np.asarray(attr.value.numpy()))
+    return tuple(attr.value) if isinstance(attr.value, (list, tuple)) else (attr.value,)

@@ -17,6 +17,7 @@ from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
 from fusion.facts.standing import Standing
 from fusion.facts.trials import FRESH_SEED, SEEDS, LocalProbe
 from fusion.region import closure
+from fusion.rules import _cache_op as common
 from ir_ops.dtypes import by_name
 from ir_ops.ops import DOMAIN, OPS
 
@@ -69,6 +70,30 @@ def fused_node(
     node = ir.node(op, given, dict(attrs), domain=DOMAIN, outputs=list(outputs.values()), name=emit.name("node"))
     emit.nodes.append(node)
     return node, outputs
+
+
+def results_of(facts: Facts, value: ir.Value, own: str) -> tuple[str, list[ir.Value]]:
+    """The type of a result, and the values it is delivered as, for operands of type ``own``.
+
+    Where the value is wider and only cast back, the casts are the result: one rounding, as the operators round.
+    """
+    made = dtype_name(value)
+    if own == made or not common.widens(own, made) or value.is_graph_output():
+        return made, [value]
+    readers = facts.standing.readers(value)
+    casts = [node.outputs[0] for node in readers if node.op_type == "Cast" and dtype_name(node.outputs[0]) == own]
+    return (own, casts) if readers and len(casts) == len(readers) else (made, [value])
+
+
+def narrow(value: ir.Value) -> ir.Value:
+    """The value in front of casts that lose nothing."""
+    node = value.producer()
+    while node is not None and node.op_type == "Cast" and node.inputs[0] is not None:
+        if not common.widens(dtype_name(node.inputs[0]), dtype_name(value)):
+            break
+        value = node.inputs[0]
+        node = value.producer()
+    return value
 
 
 def region_of(outputs: Iterable[ir.Value], feeds: Iterable[ir.Value]) -> list[ir.Node]:

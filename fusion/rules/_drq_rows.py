@@ -15,6 +15,7 @@ from fusion.facts.parameters import Part, Scale
 from fusion.facts.semantics import lookup
 from fusion.rules import _cache_op as common
 from fusion.rules._drq_frame import Frame
+from fusion.surgery.packing import Join, side_by_side
 from ir_ops.dtypes import Array, by_name
 
 CONTENT = 1 << 16
@@ -22,10 +23,11 @@ CONTENT = 1 << 16
 
 
 class RowOperands:
-    """Builds x, weight_scale, activation_scale and bias."""
+    """Builds x, weight_scale, activation_scale and bias; ``joins`` is what packing needs."""
 
     def __init__(self, frame: Frame, notes: list[str]) -> None:
         self.frame, self.emit, self.notes = frame, frame.emit, notes
+        self.joins: list[Join] = []
 
     # x --------------------------------------------------------------------------------------------------------------
 
@@ -41,10 +43,37 @@ class RowOperands:
             if (np.diff(picked) != 1).any():
                 self.notes.append("the columns of x are put into the operator's order in front of it")
             return self._by_token(first, picked, "x")
+        if all(self._is_whole(item) for item in columns):
+            return self._projections(columns)
         names = ("x_query", "x_key", "x_value")
         parts = [self._heads(item, name) for item, name in zip(columns, names, strict=True)]
         self.notes.append("query, key and value rows are joined in front of the operator")
         return self.emit.concat(parts, "x")
+
+    def _is_whole(self, columns: Columns) -> bool:
+        """Whether the rows are all columns of a value with a row for each token, in the operator's type."""
+        frame, value = self.frame, columns.value
+        of_type = id(value) in frame.sums() or dtype_name(value) == frame.kind
+        whole = sorted(columns.columns.reshape(-1).tolist()) == list(range(columns.width))
+        return of_type and whole and not columns.by_head and len(columns.shape) == len(frame.shape(value))
+
+    def _projections(self, columns: Sequence[Columns]) -> ir.Value:
+        """Whole projections side by side: packed into one, where that is wanted, once the fusion is in the graph."""
+        frame, emit = self.frame, self.emit
+        rows, join = side_by_side(emit, frame.view, [item.value for item in columns], frame.own_probes(), "x")
+        if join is not None:
+            self.joins.append(join)
+        else:
+            self.notes.append("query, key and value rows are joined by a Concat: they are no projections of one value")
+        starts = np.cumsum([0, *(item.width for item in columns)])
+        order = np.concatenate([item.columns.reshape(-1) + at for item, at in zip(columns, starts, strict=False)])
+        by_batch = join is not None and not join.flat and not frame.flat and len(columns[0].shape) == 3
+        if join is not None and by_batch:
+            return emit.pick_columns(join.value, order, len(order), "x_ordered")
+        rows = emit.pick_columns(rows, order, len(order), "x_ordered")
+        if frame.flat:
+            return rows
+        return emit.reshape(rows, emit.shape_vector([frame.batch_dim(), -1, len(order)], "x_shape"), "x")
 
     def _heads(self, columns: Columns, what: str) -> ir.Value:
         if not columns.by_head:

@@ -71,6 +71,7 @@ def build(facts: Facts, new_emitter: EmitterFactory, inputs: Inputs, operator: O
         attrs=attrs,
         size=size,
         draws=frame.draws(),
+        joins=made.x_rows.joins,
     )
 
 

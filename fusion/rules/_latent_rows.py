@@ -42,8 +42,7 @@ def _distance(facts: Facts, key: Row, row: Row) -> tuple[bool, bool, bool, int]:
     """Nearer relations first: same source, sibling projections, same layer, neighbouring outputs."""
     view = facts.view
     mine, its = _origin(key), _origin(row)
-    outputs = [id(value) for value in view.graph.outputs]
-    apart = abs(outputs.index(id(key.write.out)) - outputs.index(id(row.write.out)))
+    apart = abs(view.output_place(key.write.out) - view.output_place(row.write.out))
     siblings = _projection_input(mine) is not None and _projection_input(mine) is _projection_input(its)
     return mine is not its, not siblings, facts.layer(key.write) != facts.layer(row.write), apart
 

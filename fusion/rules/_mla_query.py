@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from fusion.candidate import Refused
 from fusion.facts.analysis import Facts
-from fusion.facts.graph import GraphView, uses
+from fusion.facts.graph import GraphView, dtype_name, uses
 from fusion.facts.norm import NormFact
 from fusion.facts.parameters import single
 from fusion.facts.probe import Probe
@@ -66,6 +66,14 @@ class Skeletons:
             if down is not None:
                 for value in views_behind(self.view, down.x):
                     self._by_source.setdefault(id(value), []).append(Skeleton(norm, down))
+
+    def elsewhere(self, sources: set[int]) -> list[Skeleton]:
+        """Those that project other values than ``sources`` (ids)."""
+        found = {
+            id(item.norm.y): item for key, items in self._by_source.items() if key not in sources for item in items
+        }
+        near = {id(item.norm.y) for key in sources for item in self._by_source.get(key, ())}
+        return [item for key, item in found.items() if key not in near]
 
     def of(self, x: ir.Value, without: NormFact) -> list[Skeleton]:
         """Normed projections of the same rows as ``x``, a view of them or not."""
@@ -148,9 +156,9 @@ def _complete(
                 if rotates and reason is None and isinstance(error, NotAbsorbed):
                     reason = Refused("mla-not-absorbed", error.fact, error.found, error.wanted, ABSORB, made.out)
                 continue
-            for rope in find_rope(view, probe, up.out, absorbed.sizes[0], width, moved):
+            for rope in find_rope(view, probe, up.out, absorbed.sizes[0], width, moved, dtype_name(made.weight)):
                 return Found(skeleton, up, made, item.factor, absorbed.sizes[0], rope, 1.0, moved)
-            if rotates:
+            if reason is None:
                 reason = Refused(
                     "mla-query-rope", "the query has a part rotated as the key is",
                     f"no rotation of {width} columns a head of {up.out.name}", "pairs turned into halves", "", up.out,
@@ -237,16 +245,31 @@ def read_query(view: GraphView, probe: Probe, found: Found) -> Absorbed:
         raise Refused("mla-not-absorbed", fact.fact, fact.found, fact.wanted, ABSORB, found.contraction.out) from None
 
 
-def has_plain_query(view: GraphView, x: ir.Value, without: set[int], tables: set[int]) -> ir.Value | None:
-    """A projection of the hidden states that is rotated without a norm in between: a query without q_lora."""
+def plain_query(view: GraphView, x: ir.Value, without: set[int], tables: set[int]) -> ir.Value | None:
+    """A projection of the hidden states, or two in a row, rotated without a norm in between: no q_lora, or no norm."""
     for value in views_behind(view, x):
         for source in _views_of(value):
-            for node, place in uses(source):
-                if node.op_type not in ("MatMul", "Gemm", "Einsum") or place != 0 or id(node.outputs[0]) in without:
+            for first in _products(source):
+                if id(first) in without:
                     continue
-                if reaches_table(view, moved_forward(view, node.outputs[0]), tables):
-                    return node.outputs[0]
+                moved = moved_forward(view, first)
+                behind = [second for item in moved for second in _products(item.value)]
+                if any(
+                    reaches_table(view, rows, tables) for rows in (moved, *(moved_forward(view, v) for v in behind))
+                ):
+                    return first
     return None
+
+
+def _products(value: ir.Value) -> list[ir.Value]:
+    return [
+        node.outputs[0] for node, place in uses(value) if place == 0 and node.op_type in ("MatMul", "Gemm", "Einsum")
+    ]
+
+
+def is_query(view: GraphView, skeleton: Skeleton, tables: set[int]) -> bool:
+    """Whether a normed projection is projected up and rotated."""
+    return any(reaches_table(view, moved_forward(view, up.out), tables) for up, _ in _ups(view, skeleton.norm))
 
 
 def _views_of(value: ir.Value) -> list[ir.Value]:

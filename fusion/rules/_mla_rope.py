@@ -62,6 +62,7 @@ class _Rows:
     sym: Sym
     row_of: Array
     kind: str
+    budget: int
 
 
 def rotated_values(view: GraphView, moved: list[Moved]) -> list[ir.Value]:
@@ -91,17 +92,18 @@ def _is_step(node: ir.Node) -> bool:
 
 
 def find_rope(
-    view: GraphView, probe: Probe, up: ir.Value, heads: int, width: int, moved: list[Moved]
+    view: GraphView, probe: Probe, up: ir.Value, heads: int, width: int, moved: list[Moved], kind: str
 ) -> list[tuple[ir.Value, ...]]:
     """Candidates for the values that hold the rotated query: one whole value, or the two halves.
 
     Args:
         width: Dr, as the key has it.
+        kind: the element type wanted; a rotation in a wider type counts where it has been rounded to that.
     """
     halves: dict[str, ir.Value] = {}
     found: list[tuple[ir.Value, ...]] = []
     for value in rotated_values(view, moved):
-        rows = _rows(view, probe, up, value, heads, width)
+        rows = _rows(view, probe, up, value, heads, width) if dtype_name(value) == kind else None
         if rows is None:
             continue
         if rows.kind == "whole":
@@ -121,13 +123,15 @@ def _rows(view: GraphView, probe: Probe, up: ir.Value, value: ir.Value, heads: i
             sym = symbolic.read(value, budget)
         except (Unreadable, Conflict, OutOfRange, Unsupported):
             return None
-        rows = _arranged(probe, up, value, sym, heads, width)
+        rows = _arranged(probe, up, value, sym, heads, width, budget)
         if rows is not None:
             return rows
     return None
 
 
-def _arranged(probe: Probe, up: ir.Value, value: ir.Value, sym: Sym, heads: int, width: int) -> _Rows | None:
+def _arranged(
+    probe: Probe, up: ir.Value, value: ir.Value, sym: Sym, heads: int, width: int, budget: int
+) -> _Rows | None:
     """Groups the elements of a value by token and head; None where they are not sums of two products."""
     terms = (sym.coef != 0).sum(axis=0)
     shape, size = probe.shape(up) or (), int(np.prod(probe.shape(up) or (0,)))
@@ -152,7 +156,7 @@ def _arranged(probe: Probe, up: ir.Value, value: ir.Value, sym: Sym, heads: int,
         row = head[0, :, 0]
         count = size // shape[-1] * heads
         if len(row) == count and len(np.unique(row)) == count:
-            return _Rows(value, sym, np.argsort(row).reshape(-1, heads), kind)
+            return _Rows(value, sym, np.argsort(row).reshape(-1, heads), kind, budget)
     return None
 
 
@@ -179,7 +183,7 @@ def read_rope(
 def _rotation(view: GraphView, probe: Probe, up: ir.Value, rows: list[_Rows], width: int) -> Rope | NotARotation:
     symbolic = Symbolic(view, probe, {id(up)})
     symbolic.read(up, 0)
-    parts = [_again(symbolic, item) for item in rows]
+    parts = [symbolic.read(item.value, item.budget) for item in rows]
     each = width // len(rows)
     index = [item.row_of[:, :, None] * each + np.arange(each) for item in rows]
     whole = joined(parts).take(
@@ -205,15 +209,6 @@ def _rotation(view: GraphView, probe: Probe, up: ir.Value, rows: list[_Rows], wi
         for number, item in enumerate(rows)
     ]
     return Rope(pieces, columns[0, 0], rotation, factor)
-
-
-def _again(symbolic: Symbolic, rows: _Rows) -> Sym:
-    """The value's terms once more, with the sources of one reading for all values."""
-    for budget in BUDGETS:
-        sym = symbolic.read(rows.value, budget)
-        if (sym.coef != 0).sum(axis=0).max(initial=0) == 2:
-            return sym
-    return rows.sym
 
 
 def _position(rows: _Rows, start: int, each: int, width: int) -> Array:

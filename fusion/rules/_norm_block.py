@@ -133,13 +133,8 @@ def _results(facts: Facts, norm: NormFact) -> tuple[str, list[ir.Value]]:
     own, made = dtype_name(norm.x), dtype_name(norm.y)
     if not own or not made:
         raise Refused("type-unknown", "the element type is known", "none", "float16, bfloat16 or float32", "", norm.y)
-    if own == made or not common.widens(own, made):
-        return own, [norm.y]
-    readers = facts.standing.readers(norm.y)
-    casts = [node.outputs[0] for node in readers if node.op_type == "Cast" and dtype_name(node.outputs[0]) == own]
-    if readers and len(casts) == len(readers) and not norm.y.is_graph_output():
-        return own, casts
-    return made, [norm.y]
+    made, results = block.results_of(facts, norm.y, own)
+    return (made if common.widens(own, made) else own), results
 
 
 def gamma_operand(emit: Emitter, facts: Facts, site: NormSite, *, exact: bool) -> ir.Value:

@@ -80,20 +80,13 @@ class TurnSite:
 
 def read_site(facts: Facts, rotated: Rotated, turned: Turned) -> TurnSite:
     """Types and results of a rotation; raises Refused where no operator can express it."""
-    x, cos, sin = (_narrow(value) for value in (turned.x, turned.cos.value, turned.sin.value))
+    x, cos, sin = (block.narrow(value) for value in (turned.x, turned.cos.value, turned.sin.value))
     kinds, made = [dtype_name(value) for value in (x, cos, sin)], dtype_name(turned.out)
     if not all(kinds) or not made:
         raise Refused(
             "type-unknown", "the element type is known", "none", "float16, bfloat16 or float32", "", turned.out
         )
-    results = [turned.out]
-    if common.widens(kinds[0], made):
-        readers = facts.standing.readers(turned.out)
-        casts = [
-            node.outputs[0] for node in readers if node.op_type == "Cast" and dtype_name(node.outputs[0]) == kinds[0]
-        ]
-        if readers and len(casts) == len(readers) and not turned.out.is_graph_output():
-            results, made = casts, kinds[0]
+    made, results = block.results_of(facts, turned.out, kinds[0])
     kind = kinds[0] if len({*kinds, made}) == 1 else "float32"
     site = TurnSite(turned, kind, x, cos, sin, results, rotated.probes, rotated.fresh)
     if any(len(shape) not in (2, 3, 4) for shape in site.shapes):
@@ -102,17 +95,6 @@ def read_site(facts: Facts, rotated: Rotated, turned: Turned) -> TurnSite:
         )
     site.region = block.region_of(results, site.feeds)
     return site
-
-
-def _narrow(value: ir.Value) -> ir.Value:
-    """The value in front of casts that lose nothing."""
-    node = value.producer()
-    while node is not None and node.op_type == "Cast" and node.inputs[0] is not None:
-        if not common.widens(dtype_name(node.inputs[0]), dtype_name(value)):
-            break
-        value = node.inputs[0]
-        node = value.producer()
-    return value
 
 
 def same_shaped(site: TurnSite) -> list[tuple[ir.Value, ir.Value]]:

@@ -105,14 +105,20 @@ def _sums(view: GraphView, inputs: Inputs) -> Inputs | NotDequantised | None:
 def _partner(facts: Facts, key: Row, values: list[Row]) -> Row | None:
     """The plain rows written with rotated ones: at the same slots, from the same value if there is one.
 
-    None where neither has an int8 cache: that is another operator's place.
+    None where no cache is int8, or where normalised rows are the partner: that is another operator's place.
     """
     view, write = facts.view, key.write
     same = [row for row in values if same_slots(view, write, row.write)]
     if same:
         return min(same, key=lambda row: _distance(facts, key, row))
-    if dtype_name(write.cache) != "int8" or not values:
+    others = [row for row in facts.rows if isinstance(row, Row) and row.norm is not None]
+    if dtype_name(write.cache) != "int8" or any(same_slots(view, write, row.write) for row in others):
         return None
+    if not values:
+        raise Refused(
+            "kv-no-partner", f"rotated rows in {write.cache.name} have a partner cache", "no cache with plain rows",
+            "an int8 cache with plain rows at the same slots", "", write.out,
+        )  # fmt: skip
     other = min(values, key=lambda row: _distance(facts, key, row)).write
     raise Refused(
         "kv-slots-differ", "both caches are written at the same slots in the same layout",
@@ -127,8 +133,7 @@ def _slots_text(write: CacheWrite) -> str:
 
 def _distance(facts: Facts, key: Row, row: Row) -> tuple[bool, bool, bool, int]:
     """Nearer relations first: same source, same projected value, same layer, neighbouring outputs."""
-    outputs = [id(value) for value in facts.view.graph.outputs]
-    apart = abs(outputs.index(id(key.write.out)) - outputs.index(id(row.write.out)))
+    apart = abs(facts.view.output_place(key.write.out) - facts.view.output_place(row.write.out))
     siblings = from_one_value(facts.view, key.x, row.x)
     return key.x is not row.x, not siblings, facts.layer(key.write) != facts.layer(row.write), apart
 

@@ -196,8 +196,7 @@ def _value(facts: Facts, key: Row, free: list[Row]) -> Row:
 def _distance(facts: Facts, key: Row, row: Row) -> tuple[bool, bool, int]:
     view = facts.view
     assert key.norm is not None
-    outputs = [id(value) for value in view.graph.outputs]
-    apart = abs(outputs.index(id(key.write.out)) - outputs.index(id(row.write.out)))
+    apart = abs(view.output_place(key.write.out) - view.output_place(row.write.out))
     related = origin(view, key.norm.x) is origin(view, row.x)
     return not related, facts.layer(key.write) != facts.layer(row.write), apart
 

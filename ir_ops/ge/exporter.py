@@ -13,6 +13,7 @@ from ir_ops.files import replacing
 from ir_ops.ge import air
 from ir_ops.ge.atc import AtcCall, atc_call
 from ir_ops.ge.builder import GraphBuilder
+from ir_ops.ge.collector import without_collector
 from ir_ops.ge.convert.engine import Engine
 from ir_ops.ge.convert.load import InputShapes, Source, load
 from ir_ops.ge.convert.load import input_shapes as dims_of_inputs
@@ -60,6 +61,7 @@ class ExportResult:
     timings: dict[str, float] = field(default_factory=dict)
 
 
+@without_collector()
 def export(
     model: Source,
     out: str | Path | None = None,

@@ -323,10 +323,10 @@ def page_values(case: Case) -> Iterator[Finding]:
 def sink(case: Case) -> Iterator[Finding]:
     if not case.has("learnable_sink"):
         return
-    count, shape = integer(case, "num_heads"), case.shape("learnable_sink")
-    if shape_differs(shape, (count,)):
-        yield f"learnable_sink {shape_text(shape)}", f"[{count}]"
     if is_int8(case, "key"):
         yield "learnable_sink with an int8 key", "a float key"
     elif case.dtype("learnable_sink") != case.dtype("query"):
         yield f"learnable_sink {case.dtype('learnable_sink')}", f"{case.dtype('query')} as query"
+    count, shape = integer(case, "num_heads"), case.shape("learnable_sink")
+    if shape_differs(shape, (count,)):
+        yield f"learnable_sink {shape_text(shape)}", f"[{count}]"

@@ -3,33 +3,80 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 
 import benchmarks
-from benchmarks import mla_prolog
-from benchmarks.kv_graphs import VARIANTS, Problem
+from benchmarks import dequant_graphs, kernel_rows, kv_graphs, mla_prolog, qkv_graphs
+from benchmarks.kernel_rows import VARIANTS
 from benchmarks.timing import interleaved, table
+from ir_ops.dtypes import Array
 from ir_ops.errors import BadUsage
 
+STEP = {"float32": 1e-5, "float16": 2.0**-8, "bfloat16": 2.0**-6}
+SIZES = [(1, 1), (3, 1), (1, 70), (2, 9)]
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (3, 1), (1, 70)])
-def test_variants_compute_the_same(dtype: str, batch: int, tokens: int) -> None:
+
+def wide(outputs: dict[str, Array], rows: int) -> dict[str, Array]:
+    return {name: array.reshape(rows if "cache" in name else array.size, -1).astype(np.float64)
+            for name, array in outputs.items()}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", STEP)
+@pytest.mark.parametrize(("batch", "tokens"), SIZES)
+def test_kv_variants_compute_the_same(dtype: str, batch: int, tokens: int) -> None:
     """The operator and both spellings leave the same rows in their caches, and the same rows alone."""
-    problem = Problem(dtype, batch, tokens)
-    results = {}
-    for variant in VARIANTS:
-        outputs = problem.binding(variant).run()
-        results[variant] = {
-            name: array.reshape(problem.slots, -1).astype(np.float64) for name, array in outputs.items()
-        }
-    step = {"float32": 1e-5, "float16": 2.0**-8, "bfloat16": 2.0**-6}[dtype]
+    problem = kv_graphs.Problem(dtype, batch, tokens)
+    results = {name: wide(problem.binding(name).run(), problem.slots) for name in VARIANTS}
     for variant in VARIANTS[1:]:
         for name, array in results["kvfuse"].items():
-            np.testing.assert_allclose(results[variant][name], array, rtol=step, atol=step, err_msg=f"{variant} {name}")
-            assert np.array_equal(array.any(axis=1), results[variant][name].any(axis=1))
+            other = results[variant][name]
+            np.testing.assert_allclose(other, array, rtol=STEP[dtype], atol=STEP[dtype], err_msg=f"{variant} {name}")
+            assert np.array_equal(array.any(axis=1), other.any(axis=1))
+
+
+@pytest.mark.parametrize("dtype", STEP)
+@pytest.mark.parametrize(("batch", "tokens"), SIZES)
+def test_qkv_variants_compute_the_same(dtype: str, batch: int, tokens: int) -> None:
+    """Queries are the same; the rows are, once ours are taken out of their fractals."""
+    problem = qkv_graphs.Problem(dtype, batch, tokens)
+    results = {name: problem.binding(name).run() for name in VARIANTS}
+    for name in qkv_graphs.ALIASES.values():
+        pages, fractals, page, d0 = results["kvfuse"][name].shape
+        rows = results["kvfuse"][name].transpose(0, 2, 1, 3).reshape(pages * page, fractals * d0)
+        results["kvfuse"][name] = rows
+    for variant in VARIANTS[1:]:
+        for name, array in results["kvfuse"].items():
+            other, step = results[variant][name].astype(np.float64), 2 * STEP[dtype]
+            np.testing.assert_allclose(other, array.astype(np.float64), rtol=step, atol=step, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", [*STEP, "int32"])
+@pytest.mark.parametrize(("batch", "tokens"), SIZES)
+def test_dequant_variants_compute_the_same(dtype: str, batch: int, tokens: int) -> None:
+    """int8 rows differ by a step at most: exporters round on the way."""
+    problem = dequant_graphs.Problem(dtype, batch, tokens)
+    results = {name: wide(problem.binding(name).run(), problem.slots) for name in VARIANTS}
+    for variant in VARIANTS[1:]:
+        for name, array in results["kvfuse"].items():
+            step = 1.0 if "cache" in name else 2 * STEP[problem.plain]
+            relative = 0.0 if "cache" in name else step
+            np.testing.assert_allclose(results[variant][name], array, rtol=relative, atol=step, err_msg=name)
+            assert array.any()
+
+
+def test_a_call_moves_what_it_reads_and_writes() -> None:
+    """Half of the bytes of rows, cos, sin and results."""
+    for module in (kv_graphs, qkv_graphs, dequant_graphs):
+        problem = module.Problem("float16", 2, 3)
+        names = {"x", "kv", "qkv", "cos", "sin"} & problem.arrays.keys()
+        read = sum(problem.arrays[name].nbytes for name in names)
+        row = {"k_cache_out": 0, "v_cache_out": 0, "ckv_cache_out": 0, "q": 0}
+        for name, array in problem.binding("exporter").run().items():
+            row[name] = array.nbytes if name == "q" else array[0].nbytes * problem.rows
+        assert problem.moved == (read + sum(row.values())) // 2
 
 
 @pytest.mark.parametrize("tokens", [1, 5])
@@ -48,6 +95,15 @@ def test_mla_benchmark_prints_ratios(capsys: pytest.CaptureFixture[str]) -> None
     assert benchmarks.main(["mla", "--quick"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines[2:]] == ["M = 1", "M = 4", "M = 16", "M = 64"]
+
+
+def test_kernel_benchmark_prints_every_operator(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr(kernel_rows, "SHAPES", (kernel_rows.SHAPES[0], LAST := ("prefill", 1, 40)))
+    monkeypatch.setattr(kernel_rows, "LONGEST", LAST)
+    assert benchmarks.main(["kernels", "--quick"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if "memcpy" in line] == list(kernel_rows.OPERATORS)
+    assert sum(line.startswith("prefill") and line.endswith("x") for line in lines) == 10
 
 
 def test_interleaved_tells_slow_from_fast() -> None:

@@ -139,7 +139,7 @@ def test_ops_lists_and_prints_contracts(capsys: pytest.CaptureFixture[str]) -> N
     assert main(["ops"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:-2]] == list(OPS)
-    assert re.match("fuse looks for KvRmsNormRopeCache.*; run, export-ge and defuse take all", lines[-1])
+    assert re.match("fuse looks for AddRmsNorm.*; run, export-ge and defuse take all", lines[-1])
     assert any(re.match("KvRmsNormRopeCache +RMSNorm, rotary embedding", line) for line in lines)
     assert main(["ops", "KvRmsNormRopeCache"]) == 0
     said = capsys.readouterr().out

@@ -35,6 +35,11 @@ def layer_normalization(attrs: Attrs, x: Array, gamma: Array, beta: Array | None
     return result if beta is None else result + beta
 
 
+@computing("QuickGelu", _first_shape, domain="com.microsoft")
+def quick_gelu(attrs: Attrs, x: Array) -> Any:
+    return x / (x.dtype.type(1) + np.exp(-x * x.dtype.type(attrs.get("alpha", 1.702))))
+
+
 def _rotate(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
     """x ``[..., D]`` with cos and sin ``[..., R/2]``; columns beyond R pass."""
     half = cos.shape[-1]

@@ -21,7 +21,7 @@ from ir_ops.ge.convert.load import attributes, opset, plain_domain
 from ir_ops.ge.convert.operand import Operand, settle
 from ir_ops.ge.convert.registry import Converter, find_converter
 from ir_ops.ge.convert.unsupported import Unsupported
-from ir_ops.ge.convert.weights import WeightPlan
+from ir_ops.ge.convert.weights import WeightPlan, content
 from ir_ops.ge.infer.call import Known
 from ir_ops.ge.model import Model, Shape, TensorType
 from ir_ops.ge.tensor import Outputs, Tensor
@@ -116,7 +116,8 @@ class Engine:
         shape = tuple(tensor.shape.numpy())
         make = partial(self.weights.add, self.builder, tensor, dtype, shape, name)
         make_nz = partial(self.weights.add_nz, self.builder, tensor, dtype, shape, name)
-        self._values[value] = Operand(name, TensorType(dtype, shape), make=make, load=tensor.numpy, make_nz=make_nz)
+        load = partial(content, tensor, dtype, shape)
+        self._values[value] = Operand(name, TensorType(dtype, shape), make=make, load=load, make_nz=make_nz)
 
     # ------------------------------------------------------------------------------------------------ nodes
 

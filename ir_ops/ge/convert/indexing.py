@@ -25,8 +25,16 @@ from ir_ops.ge.tensor import Tensor
 def gather(n: NodeCall) -> Result:
     axis = n.axis(int(n.attr("axis", 0)), n.rank(0))
     indices, negative = _gather_indices(n, axis)
-    inputs = {"x": n.x(0), "indices": indices, "axis": n.scalar(axis, "int64")}
-    return n.emit("GatherV2", inputs, {"negative_index_support": negative})
+    return _gathered(n, "GatherV2", {"indices": indices, "axis": n.scalar(axis, "int64")}, negative)
+
+
+def _gathered(n: NodeCall, ge: str, inputs: dict[str, Any], negative: bool) -> Tensor:
+    """A gather of input 0; bool, which the prototypes do not list, passes int8."""
+    attrs = {"negative_index_support": negative}
+    if n.dtype(0).name != "bool":
+        return n.emit(ge, {"x": n.x(0), **inputs}, attrs)
+    bytes_ = n.emit(ge, {"x": n.cast(n.x(0), "int8", "as_int8"), **inputs}, attrs, "gathered")
+    return n.emit("Cast", {"x": bytes_}, {"dst_type": n.dtype(0)})
 
 
 def _gather_indices(n: NodeCall, axis: int) -> tuple[Any, bool]:
@@ -50,7 +58,7 @@ def gather_elements(n: NodeCall) -> Result:
 def gather_nd(n: NodeCall) -> Result:
     if n.attr("batch_dims", 0):
         raise Unsupported("GatherND with batch_dims", "batch_dims=0 with full index tuples")
-    return n.emit("GatherNd", {"x": n.x(0), "indices": n.x(1)}, {"negative_index_support": not n.arg(1).nonneg})
+    return _gathered(n, "GatherNd", {"indices": n.x(1)}, not n.arg(1).nonneg)
 
 
 def _dims(n: NodeCall, count: int) -> Any:

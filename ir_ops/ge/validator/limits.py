@@ -24,9 +24,12 @@ MUST_BE_CONST = frozenset(
 """Those that no compiler takes at run time; the others may be computed where shapes are dynamic."""
 
 _OLD_HEADERS = "bfloat16 is missing from older GE prototypes of this operator"
+_NO_BOOL = "the prototype lists numbers only"
 _REFUSED: dict[str, dict[str, tuple[str, str]]] = {
     "ConcatD": {"bool": (ERROR, "ConcatD does not take bool; use ConcatV2")},
     "GatherElements": {"float64": (ERROR, "the operator does not take double")},
+    "GatherV2": {"bool": (WARNING, _NO_BOOL)},
+    "GatherNd": {"bool": (WARNING, _NO_BOOL)},
     "IsNan": {"bfloat16": (ERROR, "the operator takes float16, float32 and double")},
     "Einsum": {"bfloat16": (ERROR, "the operator takes float16, float32 and int32")},
     "MatMulV2": {"uint8": (ERROR, "the product takes int8, not uint8")},

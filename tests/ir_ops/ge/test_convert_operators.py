@@ -144,6 +144,8 @@ INDEXING = [
     Case("Gather", [A, Fixed(np.int64(1).reshape(()))], {"axis": 1}),
     Case("GatherElements", [A, rng.integers(-3, 3, (2, 2, 4))], {"axis": 1}),
     Case("GatherND", [A, np.array([[0, 1], [-1, -2]])]),
+    Case("GatherND", [flags(2, 3), np.array([[0, 1], [-1, -2]])]),
+    Case("Gather", [flags(2, 3), i64(0, -1)], {"axis": 1}),
     Case("ScatterND", [A, np.array([[0, 1], [-1, -3]]), f32(2, 4)], static=True),
     Case("ScatterND", [f32(6), np.array([[1], [2]]), f32(2)], {"reduction": "add"}, static=True),
     Case("ScatterND", [f32(6, 2), Fixed(np.array([[1], [-2]])), f32(2, 2)]),

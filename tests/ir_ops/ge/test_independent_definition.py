@@ -205,4 +205,4 @@ def test_element_types_are_those_of_the_prototypes(files: list[Path]) -> None:
                 word = _WORDS.get(slot.type.dtype.name, slot.type.dtype.name.upper())
                 place = f"/{node.name} input {slot.name}"
                 assert word in allowed or any(entry.endswith(place) for entry in said), (path.name, place, word)
-    assert checked > 1000
+    assert checked > 900
