@@ -116,6 +116,8 @@ def legal(spec: Spec) -> bool:
         return False
     if spec.rope.endswith("standard_op") and (spec.cos == "batch1" or spec.rows not in ("bnsd", "late")):
         return False
+    if spec.quant == "offset_inside" and spec.offset and spec.is_quantised("v") and spec.dtype != "float32":
+        return False  # a summand in front of the scale reads as a bias in float32
     if spec.source == "inputs" and spec.raw:
         return False  # an input that is moved to an output looks like a cache that is not written
     return not (spec.rows == "tokens" and spec.cos == "batch1")

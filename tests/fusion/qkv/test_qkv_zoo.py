@@ -88,7 +88,7 @@ def test_any_source_of_rows_is_taken(source: str, split: str) -> None:
     assert products == {"input": 0, "inputs": 0, "computed": 3}.get(source, 1)
 
 
-@pytest.mark.parametrize("opset", (11, 12, 13, 16, 17, 20, 22, 24))
+@pytest.mark.parametrize("opset", [11, 12, 13, 16, 17, 20, 22, 24])
 def test_every_opset_is_fused(opset: int) -> None:
     check(opset=opset, style="ts", quant="divide", offset=True, source="separate_bias")
 
