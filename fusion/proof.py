@@ -81,7 +81,7 @@ class Prover:
         worst, own_worst, cases = 0.0, 0.0, 0
         own = _own_type(candidate)
         try:
-            for probe, feeds in (*_cases(candidate), *self._fresh_case(candidate)):
+            for probe, feeds in (*_cases(self.view, candidate), *self._fresh_case(candidate)):
                 worst = max(worst, self._compare(candidate, probe, feeds, wide=True))
                 own_worst = max(own_worst, self._compare(candidate, probe, feeds, wide=False))
                 cases += 1
@@ -98,7 +98,7 @@ class Prover:
         if probe is None:
             return []
         try:
-            feeds = _feeds(candidate, probe, np.random.default_rng(9), "random")
+            feeds = _feeds(self.view, candidate, probe, np.random.default_rng(9), "random")
             given = {id(value): typed(feeds[id(value)], value, True) for value in candidate.feeds}
             old = Evaluation(self.view, probe, given, True, candidate.reduction)
             for before, _ in candidate.replaced:
@@ -184,20 +184,27 @@ def _difference(candidate: Candidate, value: ir.Value, left: Array, right: Array
     return worst
 
 
-def _cases(candidate: Candidate) -> Iterator[tuple[Probe, dict[int, Array]]]:
+def _cases(view: GraphView, candidate: Candidate) -> Iterator[tuple[Probe, dict[int, Array]]]:
     """Feeds: every trial size with random values, then edge values and corner slots at the first."""
     for number, probe in enumerate(candidate.probes):
         for style in ("random", "edge") if number == 0 and candidate.zero_rows else ("random",):
             rng = np.random.default_rng([number, len(style)])
-            yield probe, _feeds(candidate, probe, rng, style)
+            yield probe, _feeds(view, candidate, probe, rng, style)
 
 
-def _feeds(candidate: Candidate, probe: Probe, rng: np.random.Generator, style: str) -> dict[int, Array]:
-    return {
-        id(value): _drawn(value, probe, rng, kind) if (kind := candidate.draws.get(id(value))) else
-        _feed(value, probe, rng, style, candidate.reduction)
-        for value in candidate.feeds
-    }  # fmt: skip
+def _feeds(
+    view: GraphView, candidate: Candidate, probe: Probe, rng: np.random.Generator, style: str
+) -> dict[int, Array]:
+    """One array for each source; sources that are computed alike hold the same numbers."""
+    drawn: dict[int, Array] = {}
+    for value in candidate.feeds:
+        number = view.number(value)
+        if number not in drawn:
+            kind = candidate.draws.get(id(value))
+            drawn[number] = (
+                _drawn(value, probe, rng, kind) if kind else _feed(value, probe, rng, style, candidate.reduction)
+            )
+    return {id(value): drawn[view.number(value)] for value in candidate.feeds}
 
 
 def _drawn(value: ir.Value, probe: Probe, rng: np.random.Generator, kind: str) -> Array:
@@ -260,4 +267,6 @@ def structure(view: GraphView, candidate: Candidate) -> str:
         operands = [number(item) for item in node.inputs]
         digest.update(repr((node.domain, node.op_type, attrs, operands, [number(v) for v in node.outputs])).encode())
     digest.update(repr([(number(old), number(new)) for old, new in candidate.replaced]).encode())
+    alike: dict[int, int] = {}
+    digest.update(repr([alike.setdefault(view.number(value), len(alike)) for value in candidate.feeds]).encode())
     return digest.hexdigest()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 
 from fusion.facts.shrunk import Shrunk
 
@@ -61,6 +61,15 @@ class Sizes:
         """Equal for sizes that are equal and will stay so under equal conflicts."""
         parts = (self._parent, self._value, self._rule, self._factor)
         return (self._small, self.run, self.multiple, self.shrunk, *(tuple(sorted(part.items())) for part in parts))
+
+    def resized(self, wanted: Mapping[str, int]) -> Sizes | None:
+        """The same ties with other sizes of some symbols; None where a tie settles one of them otherwise."""
+        twin = self.copy()
+        for symbol, size in wanted.items():
+            root = twin.find(symbol)
+            if root not in twin._rule:
+                twin._value[root] = size
+        return twin if all(twin.size(symbol) == size for symbol, size in wanted.items()) else None
 
     def add(self, symbol: str, large: bool, like: str = "") -> None:
         """Gives a symbol a size of its own, or that of the symbol ``like``.

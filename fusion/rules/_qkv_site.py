@@ -169,7 +169,7 @@ def _needed(frame: Frame, query: Delivered) -> list[Delivered]:
     keys = _raw(frame, frame.key, K_RAW)
     delivered = [] if keys is None else [keys]
     # who reads a cache while it is being written is the alias check's business
-    replaced = {id(item) for row in frame.rows for node in row.write.spine.nodes for item in node.outputs}
+    replaced = {id(item) for row in frame.rows for item in row.write.spine.values}
     replaced.add(id(query.value))
     values = [query.value, *(item.value for item in delivered)]
     stops = {id(item) for item in frame.feeds()}

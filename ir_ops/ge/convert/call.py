@@ -28,6 +28,7 @@ class NodeCall:
         used: which outputs anything reads.
         in_place: whether the node's in-place input is a RefData of its own (else a converter copies it first).
         product: whose limits apply to fused operators.
+        attention: "auto" takes GE's attention operator where it is provably the same, "plain" never.
     """
 
     builder: GraphBuilder
@@ -41,6 +42,7 @@ class NodeCall:
     in_place: frozenset[int] = frozenset()
     product: str = "generic"
     notes: list[str] = field(default_factory=list)
+    attention: str = "auto"
 
     # ------------------------------------------------------------------------------------------------ reading
 

@@ -53,6 +53,7 @@ class Engine:
     cache: str
     product: str
     builder: GraphBuilder
+    attention: str = "auto"
     notes: list[str] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     source_names: dict[str, str] = field(default_factory=dict)
@@ -168,7 +169,18 @@ class Engine:
                 return
         used = [bool(value.uses()) or value.is_graph_output() for value in node.outputs]
         call = NodeCall(
-            self.builder, node.op_type, domain, name, version, inputs, attrs, used, in_place, self.product, self.notes
+            self.builder,
+            node.op_type,
+            domain,
+            name,
+            version,
+            inputs,
+            attrs,
+            used,
+            in_place,
+            self.product,
+            self.notes,
+            self.attention,
         )
         made = converter.run(call)
         tensors = [made] if isinstance(made, Tensor) else made.flat() if isinstance(made, Outputs) else list(made)
