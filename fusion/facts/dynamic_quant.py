@@ -84,7 +84,7 @@ def _unrounded(view: GraphView, cast: ir.Node) -> tuple[ir.Value, bool, float, f
     for _ in range(_DEPTH):
         value = stripped(view, value)
         node = value.producer()
-        if node is None or node.inputs[0] is None or node.op_type not in ("Round", "Clip", "Min", "Max"):
+        if node is None or node.op_type not in ("Round", "Clip", "Min", "Max") or node.inputs[0] is None:
             break
         if node.op_type == "Round":
             rounds = True
@@ -100,10 +100,12 @@ def _limits(view: GraphView, node: ir.Node, low: float, high: float) -> tuple[fl
     if node.op_type == "Clip":
         least = numbers[0] if numbers else attrs.get("min")
         most = numbers[1] if len(numbers) > 1 else attrs.get("max")
+    elif not numbers:  # of one value
+        return low, high
     else:
         least = numbers[0] if node.op_type == "Max" else None
         most = numbers[0] if node.op_type == "Min" else None
-        if numbers[0] is None:
+        if numbers[0] is None or len(node.inputs) > 2:
             return 0.0, 0.0
     return max(low, -128.0 if least is None else float(least)), min(high, 127.0 if most is None else float(most))
 

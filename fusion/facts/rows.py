@@ -116,7 +116,10 @@ def _head_widths(write: CacheWrite, norms: dict[int, NormFact]) -> list[int]:
     geometry, probe = write.probes[0].geometry, write.probes[0].probe
     widths = {64, 96, 128, 192, 256}
     for norm in norms.values():
-        shape = probe.shape(norm.x)
+        try:
+            shape = probe.shape(norm.x)
+        except Conflict:  # somewhere else in the graph, where these sizes do not fit
+            continue
         if shape:
             widths.add(shape[-1])
     fitting = [width for width in widths if geometry.columns % width == 0 and width % geometry.d0 == 0]

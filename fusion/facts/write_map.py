@@ -95,7 +95,22 @@ class _Tagging:
                 self._tags[id(value)] = np.asarray(result)
         final = self._tags[id(self._spine.out)]
         refusal = _not_in_place(self._spine, final, self._shape)
-        return refusal or WriteMap(self._spine, self._probe, final, tuple(self._updates))
+        return refusal or WriteMap(self._spine, self._probe, *self._used(final))
+
+    def _used(self, final: Array) -> tuple[Array, tuple[ir.Value, ...]]:
+        """Tags and updates without what never reaches this cache: a node may write others too."""
+        start, shift, kept = final.size, 0, []
+        result = final
+        for value in self._updates:
+            size = self._tags[id(value)].size
+            inside = (final >= start) & (final < start + size)
+            if inside.any() or not size:
+                result = np.where(inside, final - shift, result)
+                kept.append(value)
+            else:
+                shift += size
+            start += size
+        return result, tuple(kept)
 
     def _operands(self, node: ir.Node) -> list[Array | None]:
         data = {id(item) for item in data_operands(node)}

@@ -331,6 +331,10 @@ class GraphBuilder:
         call = OpCall(prototype.name, prototype, single, dynamic, with_defaults(prototype, attrs), known, where)
         return inference.infer(call)
 
+    def is_computed(self, tensor: Tensor) -> bool:
+        """Whether a tensor comes out of an operator, rather than from outside or from a constant."""
+        return self._by_name[tensor.edge.node].type not in ("Data", "RefData", "Const", "Constant", "FileConstant")
+
     def after(self, later: Tensor, earlier: Tensor) -> None:
         """Orders two nodes without a data edge: ``later``'s node runs after ``earlier``'s (a control edge).
 

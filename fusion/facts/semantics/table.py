@@ -47,12 +47,14 @@ class OpDef:
         shapes: for operators that compute: a cheap ``shapes(attrs, operands) -> output shapes`` where operands may be
             shape-only dummies; None means elementwise broadcasting of all operands.
         kind: ``move``, ``elementwise``, ``reduce`` or ``compute``.
+        carries: for movement: per output, the operand that it is, written over; the first for all when empty.
     """
 
     run: Callable[[Attrs, Operands], tuple[Array, ...]]
     kind: str
     moves: tuple[int, ...] | None = None
     shapes: Callable[[Attrs, Operands], list[tuple[int, ...]]] | None = None
+    carries: tuple[int, ...] = ()
 
 
 _TABLE: dict[tuple[str, str], OpDef] = {}
@@ -101,12 +103,18 @@ def _guarded(function: Function) -> Function:
     return run
 
 
-def movement(names: str, moves: tuple[int, ...]) -> Callable[[Function], Function]:
+def movement(
+    names: str, moves: tuple[int, ...], domain: str = "", carries: tuple[int, ...] = ()
+) -> Callable[[Function], Function]:
     """Registers ``f(attrs, *operands)`` as a movement operator. ``(-1,)`` means that every operand is moved."""
 
     def decorate(function: Function) -> Function:
         run = _guarded(function)
-        register(names, OpDef(lambda attrs, operands: _as_tuple(run(attrs, *operands)), "move", moves))
+
+        def moved(attrs: Attrs, operands: Operands) -> tuple[Array, ...]:
+            return _as_tuple(run(attrs, *operands))
+
+        register(names, OpDef(moved, "move", moves, carries=carries), domain)
         return function
 
     return decorate
