@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-NAMES = ("decode", "kernels", "mla")
+NAMES = ("decode", "kernels", "mla", "attention", "scale")
 DEFAULT = ("decode", "kernels")
-"""What is measured unasked; ``mla`` makes a layer of DeepSeek-V3 and takes a gigabyte of memory."""
+"""What is measured unasked: ``mla`` and ``attention`` take a gigabyte of memory and more, ``scale`` takes minutes."""
 
 
 def main(argv: Sequence[str] = ()) -> int:
-    """Runs the benchmarks named in ``argv`` (``decode`` and ``kernels`` by default, ``mla``) and prints their tables.
+    """Runs the benchmarks named in ``argv`` (``decode`` and ``kernels`` by default) and prints their tables.
 
     ``--quick`` measures for a fraction of the time, ``--threads N`` gives the kernels N threads, ``--small`` makes the
     layer of ``mla`` a fortieth of its size.
@@ -18,11 +18,12 @@ def main(argv: Sequence[str] = ()) -> int:
     Raises:
         BadUsage: an unknown name or option.
     """
-    from benchmarks import decode_cache_size, kernel_rows, mla_prolog
+    from benchmarks import attention, decode_cache_size, kernel_rows, mla_prolog, scale
 
+    parts = (decode_cache_size, kernel_rows, mla_prolog, attention, scale)
     names = _names(argv)
     for name in names:
-        print({"decode": decode_cache_size, "kernels": kernel_rows, "mla": mla_prolog}[name].run(argv), flush=True)
+        print(dict(zip(NAMES, parts, strict=True))[name].run(argv), flush=True)
         if name != names[-1]:
             print()
     return 0

@@ -10,14 +10,16 @@ from typing import get_args
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
+from fusion.candidate import Refused
 from fusion.engine import Found, Options, apply, count_ops, find
-from fusion.model_io import ModelLike, Weights, load, save, without_collector
+from fusion.model_io import Loaded, ModelLike, Weights, load, save, without_collector
 from fusion.normalise import unroll_sequences
 from fusion.result import FusionResult, Site
 from fusion.rules import all_rules
+from fusion.surgery.decoder.convert import Cache, Conversion, convert
 from fusion.surgery.packing import Pack
 from ir_ops.declaration import PRODUCTS
-from ir_ops.errors import BadUsage
+from ir_ops.errors import BadModel, BadUsage
 from ir_ops.onnx_carry import carry_functions
 from ir_ops.ops import DOMAIN, OPS
 
@@ -33,6 +35,9 @@ def fuse(
     functions: bool = True,
     weights: Weights = "share",
     pack: Pack = "auto",
+    cache: Cache = "keep",
+    block_size: int = 0,
+    capacity: int = 0,
 ) -> FusionResult:
     """Replaces spelled-out attention preambles by fused operators, each proven first.
 
@@ -46,20 +51,33 @@ def fuse(
         weights: where external weights go when ``out`` is in another folder.
         pack: projections of one value that an operator wants as one: ``always`` as one product by rewritten weights,
             ``never`` (joined by a Concat), or ``auto``, by what packing would rewrite (:mod:`fusion.surgery.packing`).
+        cache: what becomes of caches that grow with every token: ``keep``, or a decoder that writes them in place, in
+            pages (``paged``, ``auto``) or one page a sequence (``contiguous``); other inputs then (docs/caches.md).
+        block_size: tokens of a page of a converted cache; default 128.
+        capacity: most tokens of a sequence in converted caches; default: free when paged, else 4096.
 
     Returns:
         The fused model (an ``onnx_ir.Model`` for one, else a ``ModelProto``), sites, refusals, timings and counts.
 
     Raises:
         BadModel: the model cannot be read or is not valid.
-        BadUsage: an unknown product or operator name.
+            Or its growing caches cannot be converted: the text names the node.
+        BadUsage: an unknown product or operator name, or sizes of caches that make no sense.
     """
     options = check_options(product, only, strict_slots, pack)
     started = time.perf_counter()
     loaded = load(model)
     timings = {"load": time.perf_counter() - started}
     before = count_ops(loaded.model)
+    conversion = None
+    if cache != "keep":
+        conversion = _converted(loaded, cache, block_size, capacity)
+        timings["convert"] = time.perf_counter() - started - timings["load"]
+    elif block_size or capacity:
+        raise BadUsage("sizes of caches that are kept", wanted="cache auto, contiguous or paged")
     sites, found = fuse_in_place(loaded.model, options, functions=functions)
+    if conversion is not None and functions and not sites:  # the conversion's own nodes need bodies all the same
+        carry_functions(loaded.model)
     timings |= found.timings
     saved = None
     if out is not None:
@@ -68,12 +86,16 @@ def fuse(
         timings["save"] = time.perf_counter() - started
     return FusionResult(
         model=loaded.as_given() if saved is None or loaded.kind == "ir" else saved.proto,
-        sites=sites,
+        sites=[*(conversion.sites if conversion is not None else ()), *sites],
         refusals=found.refusals,
         timings=timings,
         ops_before=before,
         ops_after=count_ops(loaded.model),
-        notes=(*loaded.notes, *(saved.notes if saved is not None else ())),
+        notes=(
+            *loaded.notes,
+            *(conversion.notes if conversion is not None else ()),
+            *(saved.notes if saved is not None else ()),
+        ),
     )
 
 
@@ -105,6 +127,25 @@ def explain(
         ops_after=before,
         notes=tuple(loaded.notes),
     )
+
+
+def _converted(loaded: Loaded, cache: Cache, block_size: int, capacity: int) -> Conversion:
+    """Converts growing caches.
+
+    Raises:
+        BadModel: they cannot be converted; the text says what is in the way.
+    """
+    _prepare(loaded.model)
+    try:
+        return convert(loaded.model, cache, block_size=block_size, capacity=capacity)
+    except Refused as refused:
+        value = refused.value
+        node = None if value is None else value.producer()
+        where = str(loaded.path or "model") + ("" if node is None else f", node {node.name or node.outputs[0].name}")
+        raise BadModel(
+            f"growing caches cannot be converted: {refused.fact}", where=where, found=refused.found,
+            wanted=refused.wanted, hint=refused.suggestion or "fuse without --cache leaves them as they are",
+        ) from None  # fmt: skip
 
 
 def fuse_in_place(model: ir.Model, options: Options, *, functions: bool = True) -> tuple[list[Site], Found]:

@@ -15,6 +15,7 @@ from fusion.facts.probe import Probe
 from fusion.reduction import NONE, Reduction
 from fusion.result import Refusal
 from fusion.surgery.packing import Join
+from ir_ops.declaration import TensorSpec
 
 BLOCK = 10
 """Operators below this size are building blocks: where one does not fit, another one of them may."""
@@ -56,6 +57,9 @@ class Candidate:
         attrs: attributes of the fused node.
         joins: projections that the new nodes lay side by side, which may be packed into one.
         size: that of the rule.
+        specs: types and dims of the fused node's inputs, as the proof has seen them.
+        slack: how far the graph's constants, rounded to its own type, may move a result of the float64 proof.
+        zero_rows: whether the proof feeds a row of zeros; False where the graph divides by the row's largest value.
         reduction: hidden sizes that the proof takes smaller.
         draws: id of a feed -> what the proof feeds it: ``sums`` (int32 data, no structure) or ``scale`` (never 0).
     """
@@ -77,6 +81,9 @@ class Candidate:
     attrs: Mapping[str, Any] = field(default_factory=dict)
     joins: list[Join] = field(default_factory=list)
     size: int = BLOCK
+    specs: Mapping[str, TensorSpec] = field(default_factory=dict)
+    slack: float = 0.0
+    zero_rows: bool = True
     reduction: Reduction = NONE
     draws: Mapping[int, str] = field(default_factory=dict)
 

@@ -80,8 +80,11 @@ class Emitter:
         return output
 
     def reshape(self, x: ir.Value, dims: Sequence[int] | ir.Value, part: str) -> ir.Value:
-        shape = dims if isinstance(dims, ir.Value) else self.ints(dims, part + "_shape")
-        return self.node("Reshape", [x, shape], part)
+        if isinstance(dims, ir.Value):
+            return self.node("Reshape", [x, dims], part)
+        result = self.node("Reshape", [x, self.ints(dims, part + "_shape")], part)
+        result.shape = ir.Shape([dim if dim > 0 else None for dim in dims])
+        return result
 
     def cast(self, x: ir.Value, dtype: str, part: str) -> ir.Value:
         """x itself when it has that type."""

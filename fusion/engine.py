@@ -136,6 +136,7 @@ class _Search:
             self._refuse_contradictions(candidate)
             _refuse_slots(candidate, self.options)
             proof, specs = self._prover.prove(candidate)
+            candidate.specs = specs
             _refuse_violations(candidate, specs, self.options.product)
         except Refused as refused:
             place = candidate.replaced[0][0]
@@ -231,6 +232,7 @@ def apply(model: ir.Model, found: Found, pack: Pack = "auto") -> list[Site]:
     starts = _starts((candidate for candidate, _ in found.proven), found.order)
     for candidate, _ in found.proven:
         _insert(graph, candidate, found.order, starts)
+        _tell_ranks(candidate)
     removed = {id(candidate): len(candidate.region) for candidate, _ in found.proven}
     if found.proven:
         model.opset_imports.setdefault(DOMAIN, DOMAIN_VERSION)
@@ -241,6 +243,14 @@ def apply(model: ir.Model, found: Found, pack: Pack = "auto") -> list[Site]:
         for candidate, _ in found.proven:
             removed[id(candidate)] = sum(id(node) not in alive for node in candidate.region)
     return [site_of(candidate, proof, removed[id(candidate)]) for candidate, proof in found.proven]
+
+
+def _tell_ranks(candidate: Candidate) -> None:
+    """Gives operands without a shape the rank that the proof has seen: function bodies depend on it."""
+    for entry, value in zip(OPS[candidate.op].inputs, candidate.node.inputs, strict=False):
+        spec = candidate.specs.get(entry.name)
+        if value is not None and value.shape is None and spec is not None and spec.shape is not None:
+            value.shape = ir.Shape([None] * len(spec.shape))
 
 
 def _tidy(model: ir.Model) -> None:

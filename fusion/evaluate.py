@@ -105,13 +105,13 @@ class Evaluation:
         tensor = self.view.tensor(value) if value.const_value is None else value.const_value
         if tensor is not None:
             array = self._at_trial_size(value, np.asarray(tensor.numpy()))
-            return self._typed(self.reduction.constant(id(value), array))
+            return self.reduction.constant(id(value), self._typed(array))
         node = value.producer()
         if node is None or node.graph is None or self.probe.is_given(value):
             return None
         known = self.probe.known(value)
         if known.array is not None and not known.taint:
-            return self._typed(self.reduction.constant(id(value), known.array))
+            return self.reduction.constant(id(value), self._typed(known.array))
         return None
 
     def _at_trial_size(self, value: ir.Value, array: Array) -> Array:

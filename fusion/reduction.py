@@ -18,8 +18,12 @@ MATRIX_LIMIT = 1 << 17
 """Elements of a weight up to which it keeps its size."""
 SMALL = (22, 26, 34, 38, 46, 58)
 """Sizes to choose from: none is a head's width, a page, or a product of trial sizes."""
+ROUNDING = 2.0**-23
+"""How far a float32 scalar may be from what it stands for."""
 LARGEST = 1 << 16
 """A longer constant names no sizes."""
+
+Numbers = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True)
@@ -31,12 +35,14 @@ class Reduction:
         axes: id of a fed value -> its axes that have such a size.
         summed: id of a weight -> the axis that is summed over; its numbers are scaled so that sums stay near 1.
         constants: ids of constants, and of frozen shapes, in front of the products: they may name the sizes.
+        numbers: id of a scalar -> what it may stand for, say the rounded 1/n of a mean, and what to take for that.
     """
 
     sizes: Mapping[int, int] = field(default_factory=dict)
     axes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     summed: Mapping[int, int] = field(default_factory=dict)
     constants: frozenset[int] = frozenset()
+    numbers: Mapping[int, Numbers] = field(default_factory=dict)
 
     def shape(self, key: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape that a fed value has in the proof."""
@@ -48,20 +54,34 @@ class Reduction:
         return float(shape[self.summed[key]]) ** -0.5 if key in self.summed and shape[self.summed[key]] else 1.0
 
     def constant(self, key: int, array: Array) -> Array:
-        """A constant with the small sizes in place of those it names: itself, or one divided by it."""
-        if key not in self.constants or array.size > LARGEST or not self.sizes:
+        """A constant with the small sizes in place of those it names, a scalar as the number it stands for."""
+        if key in self.numbers and array.size == 1 and array.dtype.kind == "f":
+            return _scalar(array, self.numbers[key])
+        if key not in self.constants or array.size > LARGEST or array.dtype.kind not in "iu":
             return array
         changed: Array = array.copy()
         for large, small in self.sizes.items():
             changed[array == large] = small
-            if array.dtype.kind == "f":
-                changed[np.isclose(array.astype(np.float64), 1 / large, rtol=1e-3)] = 1 / small
         return changed
 
     def restored(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape at the graph's sizes of a value that the proof evaluated."""
         large = {small: size for size, small in self.sizes.items()}
         return tuple(large.get(size, size) for size in shape)
+
+
+def _scalar(array: Array, numbers: Numbers) -> Array:
+    number = float(array.reshape(-1)[0])
+    for rounded, exact in numbers:
+        if abs(number - rounded) <= ROUNDING * abs(rounded):
+            return np.full_like(array, exact)
+    return array
+
+
+def numbers_of_norm(count: int, epsilon: float, taken: int) -> Numbers:
+    """Scalars with which graphs spell a mean over ``count`` elements, and the same for ``taken`` elements."""
+    n, m = float(count), float(taken)
+    return ((1 / n, 1 / m), (n, m), (n**0.5, m**0.5), (n**-0.5, m**-0.5), (n * epsilon, m * epsilon))
 
 
 NONE = Reduction()

@@ -63,6 +63,7 @@ class Input:
     Attributes:
         type: names a row of :attr:`Operator.types`.
         ref: the output written in place.
+        host: GE plans the operator by the input's value: a graph input or a constant, not a computed tensor.
         supplied: GE requires this buffer and ONNX may leave it out: export supplies it, with the first dim of the
             input named here and the other dims of the output.
         nz: the device keeps this weight in FRACTAL_NZ; in ONNX it is a plain matrix.
@@ -76,6 +77,7 @@ class Input:
     ref: str | None = None
     supplied: str = ""
     nz: bool = False
+    host: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from custom_ort.decode.calls import Call, Tokens, batch_of, ragged
 from custom_ort.decode.memory import CacheMemory, check_rows
@@ -92,6 +93,14 @@ class DecodeSession:
     def length(self, sequence: int) -> int:
         """How many tokens of a sequence are in the caches."""
         return self._pool[sequence].length
+
+    def pages_of(self, sequence: int) -> tuple[int, ...]:
+        """The pages of a sequence, in the order of its tokens."""
+        return tuple(self._pool[sequence].pages)
+
+    def cache_type(self, name: str) -> DTypeLike:
+        """The numpy type of a cache's elements, by the name of its input."""
+        return self._memory[name].array.dtype
 
     def prefill(
         self,

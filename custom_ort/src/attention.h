@@ -33,6 +33,7 @@ struct KeyRows {
   const size_t* groups;  // byte offsets
   size_t vectors;        // vectors of a row
   bool split;            // a vector spans two groups that are not neighbours
+  const char* ahead;     // rows of the same form that are wanted next, or null
 };
 
 struct FewRowsKernels {

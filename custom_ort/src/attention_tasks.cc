@@ -119,11 +119,11 @@ void AttentionTasks::Query(const Group& group, size_t head, size_t row, float* q
   if (axes == "NTD") place = n * call.tokens + at;
   float factor = call.node.scale;
   const size_t size = ElementSize(call.query.type);
-  const KeyRows source = {call.query.As<char>() + place * width_ * size, 1, 0, nullptr, 0, false};
+  const KeyRows source = {call.query.As<char>() + place * width_ * size, 1, 0, nullptr, 0, false, nullptr};
   kernels_.widen[CacheKindOf(call.query.type)](source, width_, q, width_);
   if (rope_ > 0) {
     const size_t rope_size = ElementSize(call.query_rope.type);
-    const KeyRows rope = {call.query_rope.As<char>() + place * rope_ * rope_size, 1, 0, nullptr, 0, false};
+    const KeyRows rope = {call.query_rope.As<char>() + place * rope_ * rope_size, 1, 0, nullptr, 0, false, nullptr};
     kernels_.widen[CacheKindOf(call.query_rope.type)](rope, rope_, q + width_, rope_);
   }
   if (call.whole_int8()) {

@@ -3,12 +3,15 @@
 #include <algorithm>
 
 #include "attention_state.h"
+#include "gemm.h"
 #include "scratch.h"
 
 namespace kvfuse {
 namespace {
 
-constexpr size_t kAhead = 16;  // keys of the next tile that are asked for in one go
+// Of one head: steps of 16 keys, a tile of 64 ahead. Of all heads: 8 keys of all of them, which are neighbours in
+// memory, 16 ahead. Walking a head's 64 keys first would open 64 pages of memory for half a kilobyte each.
+constexpr size_t kStepOfOne = 16, kStepOfAll = 8, kAheadOfAll = 16;
 
 size_t RoundUp(size_t n, size_t step) { return (n + step - 1) / step * step; }
 
@@ -46,14 +49,14 @@ struct Tile {
   }
 };
 
-// Calls use(stretch, its first key in the tile) in small steps, between which the next tile can be asked for.
+// Calls use(stretch, its first key in the tile) in steps of a few keys.
 template <typename Use>
-void InSteps(const Tile& tile, const Use& use) {
+void InSteps(const Tile& tile, size_t step, const Use& use) {
   size_t at = 0;
   for (size_t i = 0; i < tile.size; ++i) {
     const Stretch& whole = tile.stretches[i];
-    for (size_t from = 0; from < whole.count; from += kAhead) {
-      const Stretch part = {whole.place, whole.row + from, std::min(kAhead, whole.count - from)};
+    for (size_t from = 0; from < whole.count; from += step) {
+      const Stretch part = {whole.place, whole.row + from, std::min(step, whole.count - from)};
       use(part, at);
       at += part.count;
     }
@@ -61,8 +64,24 @@ void InSteps(const Tile& tile, const Use& use) {
 }
 
 KeyRows RowsOf(const CacheRows& cache, const Stretch& stretch, size_t head, size_t lanes) {
-  return {cache.Row(stretch.place, stretch.row, head),          stretch.count,       cache.token_step,
-          cache.groups.empty() ? nullptr : cache.groups.data(), cache.width / lanes, cache.split};
+  return {cache.Row(stretch.place, stretch.row, head),
+          stretch.count,
+          cache.token_step,
+          cache.groups.empty() ? nullptr : cache.groups.data(),
+          cache.width / lanes,
+          cache.split,
+          nullptr};
+}
+
+// Where keys [at, at + count) of a tile begin, or null where they are not of one page.
+const char* Ahead(const CacheRows& cache, const Tile& tile, size_t head, size_t at, size_t count) {
+  size_t first = 0;
+  for (size_t i = 0; i < tile.size; first += tile.stretches[i++].count) {
+    const Stretch& stretch = tile.stretches[i];
+    if (at < first || at + count > first + stretch.count) continue;
+    return cache.Row(stretch.place, stretch.row + at - first, head);
+  }
+  return nullptr;
 }
 
 // Asks for keys [begin, end) of a tile.
@@ -92,8 +111,8 @@ void AttentionTasks::Few(const Group& group, const Task& task) const {
   const AttentionCall& call = call_;
   const size_t rows = group.rows, wide = width_ + rope_, lanes = kernels_.lanes;
   const size_t one = State::Size(rows, value_width_) + rows * wide;
-  Scratch memory(group.heads * one + rows * kTileKeys);
-  float* s = memory.data() + group.heads * one;
+  Scratch memory(group.heads * (one + rows * kTileKeys));
+  float* const all_scores = memory.data() + group.heads * one;
   State states[1];
   std::vector<State> many;
   State* state = states;
@@ -107,43 +126,51 @@ void AttentionTasks::Few(const Group& group, const Task& task) const {
   }
   const FewRowsKernels& keys = kernels_.few[CacheKindOf(call.key.tensor.type)];
   const FewRowsKernels& ropes = kernels_.few[rope_ > 0 ? CacheKindOf(call.key_rope.tensor.type) : 0];
+  const size_t step = group.heads > 1 ? kStepOfAll : kStepOfOne, far = group.heads > 1 ? kAheadOfAll : kTileKeys;
   Tile tile, next;
   next.Find(call, group.entry, task.first_key, task.last_key);
   for (size_t key = task.first_key; key < task.last_key; key += kTileKeys) {
     tile = next;
-    const size_t after = key + tile.keys;
     next.keys = 0, next.size = 0;
-    if (after < task.last_key) next.Find(call, group.entry, after, task.last_key);
-    for (size_t h = 0; h < group.heads; ++h) {
-      const size_t head = group.first_head + h;
-      const float* q = memory.data() + h * one;
-      State& own = state[h];
-      InSteps(tile, [&](const Stretch& part, size_t at) {
-        Prefetch(call.key, next, head, at, std::min(at + part.count, next.keys));
-        keys.scores(q, wide, rows, RowsOf(call.key, part, head, lanes), s + at, kTileKeys, false);
-      });
-      KeyFactors(group, key, tile.keys, own, s, kTileKeys, 1);
-      if (rope_ > 0) {
-        InSteps(tile, [&](const Stretch& part, size_t at) {
-          Prefetch(call.key_rope, next, head, at, std::min(at + part.count, next.keys));
-          ropes.scores(q + width_, wide, rows, RowsOf(call.key_rope, part, head, lanes), s + at, kTileKeys, true);
-        });
-      }
-      HideKeys(group, key, tile.keys, s, kTileKeys, 1);
-      for (size_t r = 0; r < rows; ++r) {
-        float* row = s + r * kTileKeys;
-        kernels_.softmax_row(row, tile.keys, own.maximum + r, own.sum + r, own.factor + r);
-        if (own.factor[r] != 1.0f) {
-          kernels_.scale(own.y + r * value_width_, value_width_, own.factor[r]);
-          own.extra[r] *= own.factor[r];
+    if (key + tile.keys < task.last_key) next.Find(call, group.entry, key + tile.keys, task.last_key);
+    // Calls use(rows of the cache, q, scores, state) for each step and head.
+    const auto walk = [&](const CacheRows& cache, const auto& use) {
+      InSteps(tile, step, [&](const Stretch& part, size_t at) {
+        const Tile& later = at + far < tile.keys ? tile : next;
+        const size_t later_at = at + far < tile.keys ? at + far : at + far - std::min(at + far, tile.keys);
+        for (size_t h = 0; h < group.heads; ++h) {
+          KeyRows found = RowsOf(cache, part, group.first_head + h, lanes);
+          found.ahead = Ahead(cache, later, group.first_head + h, later_at, part.count);
+          use(found, memory.data() + h * one, all_scores + h * rows * kTileKeys + at, &state[h]);
         }
-      }
-      ValueFactors(group, key, tile.keys, own, s, kTileKeys, 1);
-      InSteps(tile, [&](const Stretch& part, size_t at) {
-        Prefetch(call.value, next, head, at, std::min(at + part.count, next.keys));
-        keys.values(s + at, kTileKeys, rows, RowsOf(call.value, part, head, lanes), own.y, value_width_);
+      });
+    };
+    walk(call.key, [&](const KeyRows& found, const float* q, float* s, State*) {
+      keys.scores(q, wide, rows, found, s, kTileKeys, false);
+    });
+    for (size_t h = 0; h < group.heads; ++h) {
+      KeyFactors(group, key, tile.keys, state[h], all_scores + h * rows * kTileKeys, kTileKeys, 1);
+    }
+    if (rope_ > 0) {
+      walk(call.key_rope, [&](const KeyRows& found, const float* q, float* s, State*) {
+        ropes.scores(q + width_, wide, rows, found, s, kTileKeys, true);
       });
     }
+    for (size_t h = 0; h < group.heads; ++h) {
+      float* s = all_scores + h * rows * kTileKeys;
+      State& own = state[h];
+      HideKeys(group, key, tile.keys, s, kTileKeys, 1);
+      for (size_t r = 0; r < rows; ++r) {
+        kernels_.softmax_row(s + r * kTileKeys, tile.keys, own.maximum + r, own.sum + r, own.factor + r);
+        if (own.factor[r] == 1.0f) continue;
+        kernels_.scale(own.y + r * value_width_, value_width_, own.factor[r]);
+        own.extra[r] *= own.factor[r];
+      }
+      ValueFactors(group, key, tile.keys, own, s, kTileKeys, 1);
+    }
+    walk(call.value, [&](const KeyRows& found, const float*, float* s, State* own) {
+      keys.values(s, kTileKeys, rows, found, own->y, value_width_);
+    });
   }
   for (size_t h = 0; h < group.heads; ++h) Finish(group, task, group.first_head + h, &state[h]);
 }
@@ -177,9 +204,16 @@ struct WideRows {
   }
 };
 
+// Rows at distances of a high power of two fall into few sets of the first cache, and are read many times: they are
+// copied, and copies are an odd number of cache lines apart.
+constexpr size_t kFewSets = 2048;
+
 bool InPlace(const CacheRows& cache, size_t multiple) {
-  return cache.tensor.type == kFloat32 && cache.block == cache.width && cache.width % multiple == 0;
+  return cache.tensor.type == kFloat32 && cache.token_step == cache.width * sizeof(float) &&
+         cache.token_step % kFewSets != 0 && cache.width % multiple == 0;
 }
+
+size_t Apart(size_t columns) { return columns == 0 ? 0 : OddLines(columns * sizeof(float)) / sizeof(float); }
 
 }  // namespace
 
@@ -187,14 +221,14 @@ void AttentionTasks::Many(const Group& group, const Task& task) const {
   const AttentionCall& call = call_;
   const size_t rows = group.rows, lanes = kernels_.lanes, padded = RoundUp(rows, lanes), wide = width_ + rope_;
   const size_t head = group.first_head, y_stride = RoundUp(value_width_, lanes);
-  const size_t key_stride = RoundUp(width_, lanes), rope_stride = RoundUp(rope_, lanes);
+  const size_t key_stride = Apart(width_), rope_stride = Apart(rope_), value_stride = Apart(y_stride);
   const bool key_here = InPlace(call.key, 1), rope_here = rope_ == 0 || InPlace(call.key_rope, 1);
   const bool same = call.value.tensor.data == call.key.tensor.data && value_width_ == width_ && !key_here &&
                     call.value.block == call.key.block;
   const bool value_here = InPlace(call.value, lanes);
   const size_t state_size = State::Size(padded, y_stride);
   Scratch memory(state_size + wide * padded + kTileKeys * padded + wide +
-                 kTileKeys * (key_stride + rope_stride + y_stride));
+                 kTileKeys * (key_stride + rope_stride + value_stride));
   State state;
   state.Begin(memory.data(), padded, y_stride);
   float *q = memory.data() + state_size, *s = q + wide * padded, *row = s + kTileKeys * padded;
@@ -238,7 +272,7 @@ void AttentionTasks::Many(const Group& group, const Task& task) const {
       values = keys;
     } else {
       Prefetch(call.value, next, head, 0, next.keys);
-      values.Find(call.value, tile, head, kernels_, y_stride, value_here ? nullptr : value_rows);
+      values.Find(call.value, tile, head, kernels_, value_stride, value_here ? nullptr : value_rows);
     }
     for (size_t i = 0, at = 0; i < values.size; at += values.counts[i++]) {
       kernels_.values(s + at * padded, padded, rows, values.data[i], values.stride, y_stride, values.counts[i], state.y,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import gc
 import importlib
 import os
 import pkgutil
@@ -43,6 +44,8 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
+    if argv is None:
+        gc.disable()  # a process for one command: what is garbage goes with it
     try:
         code = _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()

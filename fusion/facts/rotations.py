@@ -6,9 +6,11 @@ rotation by themselves are read by :mod:`fusion.facts.rotary_ops`. A site is rea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, dtype_name, uses
@@ -89,7 +91,10 @@ class Rotations:
         one, other = views
         if isinstance(one, Reason) or isinstance(other, Reason):
             return one if isinstance(one, Reason) else other if isinstance(other, Reason) else None
-        return Rotated(one, probes, self._trials.fresh(targets)) if one.alike(other) else None
+        if not one.alike(other):
+            return None
+        fresh = self._trials.fresh(targets)
+        return Rotated(one, [_looked_up(one, probe) for probe in probes], fresh and _looked_up(one, fresh))
 
     def _read_at(self, anchor: ir.Value) -> Rotated | Reason | None:
         """The first whole rotation at or behind a sum of products, else the first partial one, else a reason."""
@@ -98,7 +103,7 @@ class Rotations:
         for value in _ahead(anchor):
             read = self._read(value)
             if isinstance(read, Reason):
-                if reason is None or (reason.code in _QUIET and read.code not in _QUIET):
+                if reason is None or read.code not in _QUIET:
                     reason = read
                 continue
             if read is not None and read.turned.width == _width(read) > 2:
@@ -127,6 +132,17 @@ class Rotations:
         if not views[0].alike(views[1]):
             return Reason("rope-sizes", "rotation", "another rotation at another size", "one rotation", out)
         return Rotated(views[0], probes, self._trials.fresh([out]) if is_new else None)
+
+
+def _looked_up(turned: Turned, probe: Probe) -> Probe:
+    """The probe with positions that are rows of the tables."""
+    value, positions = turned.cos.value, turned.cos.positions
+    if positions is None:
+        return probe
+    shape, rows = probe.shape(positions) or (), (probe.shape(value) or (1,))[0]
+    given = probe.array(positions)
+    numbers = np.arange(math.prod(shape)).reshape(shape) if given is None else np.abs(given)
+    return probe.with_data(positions, (numbers % rows).astype(np.int64))
 
 
 def _width(read: Rotated) -> int:

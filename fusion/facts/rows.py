@@ -24,7 +24,7 @@ from fusion.facts.parameters import (
     read_parameters,
     single,
 )
-from fusion.facts.quant import NotQuantised, Peeled, peel
+from fusion.facts.quant import NotQuantised, Peeled, peel, requantised
 from fusion.facts.rotation import NotARotation, Rotation, read_rotation
 from fusion.facts.semantics import Conflict
 from fusion.facts.symbolic import Symbolic
@@ -116,7 +116,10 @@ def _head_widths(write: CacheWrite, norms: dict[int, NormFact]) -> list[int]:
     geometry, probe = write.probes[0].geometry, write.probes[0].probe
     widths = {64, 96, 128, 192, 256}
     for norm in norms.values():
-        shape = probe.shape(norm.x)
+        try:
+            shape = probe.shape(norm.x)
+        except Conflict:  # somewhere else in the graph, where these sizes do not fit
+            continue
         if shape:
             widths.add(shape[-1])
     fitting = [width for width in widths if geometry.columns % width == 0 and width % geometry.d0 == 0]
@@ -134,7 +137,10 @@ def _read_row(view: GraphView, write: CacheWrite, norms: dict[int, NormFact]) ->
     for written in write.probes:
         try:
             position = written.source
-            if quantised:
+            if quantised and "float" in dtype_name(update):
+                # the cache is dequantised, written and quantised again: so are the rows
+                peeled = requantised(update, write.spine.nodes)
+            elif quantised:
                 opened = _open_quantised(view, written, update)
                 if isinstance(opened, Reason):
                     return opened

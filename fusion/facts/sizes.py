@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 
 from fusion.facts.shrunk import Shrunk
 
@@ -62,6 +62,15 @@ class Sizes:
         parts = (self._parent, self._value, self._rule, self._factor)
         return (self._small, self.run, self.multiple, self.shrunk, *(tuple(sorted(part.items())) for part in parts))
 
+    def resized(self, wanted: Mapping[str, int]) -> Sizes | None:
+        """The same ties with other sizes of some symbols; None where a tie settles one of them otherwise."""
+        twin = self.copy()
+        for symbol, size in wanted.items():
+            root = twin.find(symbol)
+            if root not in twin._rule:
+                twin._value[root] = size
+        return twin if all(twin.size(symbol) == size for symbol, size in wanted.items()) else None
+
     def add(self, symbol: str, large: bool, like: str = "") -> None:
         """Gives a symbol a size of its own, or that of the symbol ``like``.
 
@@ -106,6 +115,20 @@ class Sizes:
         for a, b in ((left, right), (right, left)):
             for scale in self._common_scales(a, b):
                 if self._tie(a // scale, b // scale):
+                    return True
+        return any(self._tie_pairs(left // scale, right // scale) for scale in self._common_scales(left, right))
+
+    def _tie_pairs(self, left: int, right: int) -> bool:
+        """Two products of two symbols: rows of two inputs that both count batch and tokens by names of their own."""
+        free = [root for root in self._roots() if root not in self._rule]
+        pairs = list(itertools.combinations(free, 2))
+        for a, b in pairs:
+            if self.size(a) * self.size(b) != left:
+                continue
+            for c, d in pairs:
+                if self.size(c) * self.size(d) == right and not {a, b} & {c, d}:
+                    self._join(a, c)
+                    self._join(b, d)
                     return True
         return False
 

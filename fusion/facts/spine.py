@@ -1,4 +1,4 @@
-"""The way of a cache through the graph: the movement nodes between a cache input and the output that carries it on."""
+"""The way of a cache through the graph: what moves it, or changes its type, between an input and an output."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fusion.facts.conversions import converts
 from fusion.facts.graph import GraphView, content_readers, dtype_name, uses
 from fusion.facts.semantics import lookup
 
@@ -29,11 +30,28 @@ class Spine:
         """What the nodes are told beside data: shapes, axes, indices, conditions."""
         found: dict[int, ir.Value] = {}
         for node in self.nodes:
+            if converts(node):
+                continue
             data = {id(item) for item in data_operands(node)}
             for item in node.inputs:
                 if item is not None and id(item) not in data:
                     found[id(item)] = item
         return list(found.values())
+
+    @property
+    def values(self) -> list[ir.Value]:
+        """The cache on its way, behind each node; a node that writes two caches gives one of it."""
+        carried = {id(self.cache)}
+        found: list[ir.Value] = []
+        for node in self.nodes:
+            definition = lookup(node.domain, node.op_type)
+            apart = definition.carries if definition is not None else ()
+            for place, value in enumerate(node.outputs):
+                source = node.inputs[apart[place]] if apart else None
+                if source is None or id(source) in carried:
+                    carried.add(id(value))
+                    found.append(value)
+        return found
 
     @property
     def targets(self) -> list[ir.Value]:
@@ -67,7 +85,7 @@ def _cache_behind(out: ir.Value) -> ir.Value | None:
             if value is not out and value.is_graph_input() and _is_cache_type(value):
                 return value
             continue
-        for operand in _carrying_operands(node):
+        for operand in _carrying_operands(node, value):
             if id(operand) not in seen:
                 seen.add(id(operand))
                 pending.insert(0, operand)
@@ -80,18 +98,22 @@ def _is_cache_type(value: ir.Value) -> bool:
     return rank >= 3 and (name.startswith(("float", "bfloat")) or name in ("int8", "uint8"))
 
 
-def _carrying_operands(node: ir.Node) -> list[ir.Value]:
-    """Operands through which a node may carry a cache on; of scatters the destination only."""
+def _carrying_operands(node: ir.Node, value: ir.Value) -> list[ir.Value]:
+    """Operands through which a node may carry a cache on to ``value``; of scatters the destination only."""
     operands = data_operands(node)
     definition = lookup(node.domain, node.op_type)
-    every = definition is not None and (definition.moves == (-1,) or node.op_type == "Where")
-    return operands if every else [item for item in operands if item is node.inputs[0]][:1]
+    if definition is None or definition.moves == (-1,) or node.op_type == "Where":
+        return operands
+    place = definition.carries[value.index() or 0] if definition.carries else 0
+    return [item for item in operands if item is node.inputs[place]][:1]
 
 
 def data_operands(node: ir.Node) -> list[ir.Value]:
-    """Operands whose elements a node moves, none for a node that computes."""
+    """Operands whose elements a node moves or converts, none for a node that computes."""
+    if converts(node):
+        return [item for item in node.inputs[:1] if item is not None]
     definition = lookup(node.domain, node.op_type)
-    if definition is None or definition.moves is None or node.domain not in ("", "ai.onnx"):
+    if definition is None or definition.moves is None:
         return []
     places = range(len(node.inputs)) if definition.moves == (-1,) else definition.moves
     return [item for place in places if place < len(node.inputs) and (item := node.inputs[place]) is not None]
@@ -121,7 +143,7 @@ def _nodes_between(view: GraphView, cache: ir.Value, out: ir.Value) -> tuple[ir.
 
 def _is_cache(spine: Spine) -> bool:
     """Whether something is written on the way, or nothing else is done with the input: a write that got lost."""
-    carried = {id(spine.cache)} | {id(value) for node in spine.nodes for value in node.outputs}
+    carried = {id(spine.cache)} | {id(value) for value in spine.values}
     if any(id(item) not in carried for node in spine.nodes for item in data_operands(node)):
         return True
     inside = {id(node) for node in spine.nodes}
@@ -135,7 +157,7 @@ def old_content_readers(spine: Spine) -> list[ir.Node]:
 
 def half_written_readers(spine: Spine) -> list[tuple[ir.Value, ir.Node]]:
     """Readers outside the spine of the cache while it is being written: neither the old content nor the final one."""
-    values = [value for node in spine.nodes for value in node.outputs if value is not spine.out]
+    values = [value for value in spine.values if value is not spine.out]
     return _outside_readers(spine, values)
 
 

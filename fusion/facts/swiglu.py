@@ -29,23 +29,20 @@ class GatedFact:
     heart: tuple[ir.Node, ...]
 
 
-def find_gated(view: GraphView) -> tuple[list[GatedFact], list[Reason]]:
-    """All gated activations in graph order, and products of three with a sigmoid that are none."""
-    found: list[GatedFact] = []
-    reasons: list[Reason] = []
+def activations(view: GraphView) -> list[tuple[ir.Node, ir.Value]]:
+    """Nodes that apply a sigmoid, each with what it is applied to, in graph order."""
+    found = []
     for node in view.graph:
-        if _activated(view, node) is None:
-            continue
-        read = _read(view, node)
-        if isinstance(read, GatedFact):
-            found.append(read)
-        elif read is not None:
-            reasons.append(read)
-    return found, reasons
+        gate = _activated(view, node)
+        if gate is not None:
+            found.append((node, gate))
+    return found
 
 
 def _activated(view: GraphView, node: ir.Node) -> ir.Value | None:
     """What a Sigmoid, or a Swish with alpha 1, is applied to; None for other nodes."""
+    if node.op_type not in ("Sigmoid", "Swish", "QuickGelu"):
+        return None
     standard = node.domain in ("", "ai.onnx")
     if (standard and node.op_type == "Sigmoid") or _is_swish(view, node):
         return None if node.inputs[0] is None else stripped(view, node.inputs[0])
@@ -58,13 +55,14 @@ def _is_swish(view: GraphView, node: ir.Node) -> bool:
     return default is not None and float(view.attrs(node).get("alpha", default)) == 1.0
 
 
-def _read(view: GraphView, node: ir.Node) -> GatedFact | Reason | None:
+def read_gated(view: GraphView, node: ir.Node) -> GatedFact | Reason | None:
+    """The gated activation that a sigmoid is part of; a Reason for a product of three that is none."""
     gate = _activated(view, node)
     assert gate is not None
     # Swish is gate * sigmoid(gate) already
     count, reason = 2 if _is_swish(view, node) else 3, None
     for product in _products(node.outputs[0]):
-        factors = _factors(view, product)
+        factors = _factors(view, product, view.number(gate))
         rest = [item for item in factors or () if isinstance(item, ir.Value)]
         if factors is None or len(factors) != count or len(rest) != count - 1:
             continue
@@ -96,17 +94,38 @@ def _products(value: ir.Value) -> Iterator[ir.Value]:
         level = following
 
 
-def _factors(view: GraphView, value: ir.Value, depth: int = 3) -> list[ir.Value | ir.Node] | None:
-    """The factors of a product: values, and the activating nodes; None where there are more than three."""
-    node = stripped(view, value).producer()
+def _factors(view: GraphView, value: ir.Value, gate: int, depth: int = 3) -> list[ir.Value | ir.Node] | None:
+    """The factors of a product: values, and the activating nodes; None where there are more than three.
+
+    Only products with the gate (a value number) or its sigmoid in them are taken apart: gate and up may be products.
+    """
+    value = stripped(view, value)
+    node = value.producer()
     if node is not None and _activated(view, node) is not None:
         return [node]
-    if node is None or node.op_type != "Mul" or node.domain not in ("", "ai.onnx") or not depth:
-        return [stripped(view, value)]
+    if node is None or not depth or not _holds(view, value, gate, depth):
+        return [value]
     found: list[ir.Value | ir.Node] = []
     for item in node.inputs:
-        part = None if item is None else _factors(view, item, depth - 1)
+        part = None if item is None else _factors(view, item, gate, depth - 1)
         if part is None or len(found) + len(part) > 3:
             return None
         found += part
     return found
+
+
+def _holds(view: GraphView, value: ir.Value, gate: int, depth: int) -> bool:
+    """Whether a value is a product with the gate or an activation among its factors."""
+    node = value.producer()
+    if node is None or node.op_type != "Mul" or node.domain not in ("", "ai.onnx") or view.number(value) == gate:
+        return False
+    for item in node.inputs:
+        inner = None if item is None else stripped(view, item)
+        made = None if inner is None else inner.producer()
+        if inner is None:
+            continue
+        if view.number(inner) == gate or (made is not None and _activated(view, made) is not None):
+            return True
+        if depth > 1 and _holds(view, inner, gate, depth - 1):
+            return True
+    return False

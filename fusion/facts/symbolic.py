@@ -15,7 +15,7 @@ import onnx_ir as ir
 from fusion.facts.graph import GraphView, dtype_name
 from fusion.facts.probe import Probe
 from fusion.facts.rotary import rotary_terms
-from fusion.facts.semantics import lookup
+from fusion.facts.semantics import OutOfRange, Unsupported, lookup
 from fusion.facts.terms import Sym, Unreadable, add, constant_sym, joined, multiply, reciprocal
 from ir_ops.dtypes import Array, by_onnx
 
@@ -111,7 +111,8 @@ class Symbolic:
         if node.op_type == "RotaryEmbedding" and budget >= 2:
             if len(node.inputs) > 3 and node.inputs[3] is not None:
                 return None
-            x, cos, sin = (self.read(_operand(node, place), 0) for place in range(3))
+            x = self.read(_operand(node, 0), budget - 2)
+            cos, sin = (self.read(_operand(node, place), 0) for place in (1, 2))
             return rotary_terms(self.view.attrs(node), x, cos, sin)
         return None
 
@@ -145,7 +146,10 @@ class Symbolic:
                 if known.array is None or known.taint:
                     return None
                 operands.append(known.array)
-        index = definition.run(self.view.attrs(node), operands)[value.index() or 0]
+        try:
+            index = definition.run(self.view.attrs(node), operands)[value.index() or 0]
+        except (OutOfRange, Unsupported) as error:
+            raise Unreadable(str(error)) from None
         return joined(parts).take(np.asarray(index))
 
     def _arithmetic(self, node: ir.Node, budget: int) -> Sym | None:

@@ -15,6 +15,7 @@ from fusion.facts.parameters import Part, Scale
 from fusion.facts.semantics import lookup
 from fusion.rules import _cache_op as common
 from fusion.rules._drq_frame import Frame
+from fusion.surgery.packing import Join, side_by_side
 from ir_ops.dtypes import Array, by_name
 
 CONTENT = 1 << 16
@@ -22,10 +23,11 @@ CONTENT = 1 << 16
 
 
 class RowOperands:
-    """Builds x, weight_scale, activation_scale and bias."""
+    """Builds x, weight_scale, activation_scale and bias; ``joins`` is what packing needs."""
 
     def __init__(self, frame: Frame, notes: list[str]) -> None:
         self.frame, self.emit, self.notes = frame, frame.emit, notes
+        self.joins: list[Join] = []
 
     # x --------------------------------------------------------------------------------------------------------------
 
@@ -41,10 +43,37 @@ class RowOperands:
             if (np.diff(picked) != 1).any():
                 self.notes.append("the columns of x are put into the operator's order in front of it")
             return self._by_token(first, picked, "x")
+        if all(self._is_whole(item) for item in columns):
+            return self._projections(columns)
         names = ("x_query", "x_key", "x_value")
         parts = [self._heads(item, name) for item, name in zip(columns, names, strict=True)]
         self.notes.append("query, key and value rows are joined in front of the operator")
         return self.emit.concat(parts, "x")
+
+    def _is_whole(self, columns: Columns) -> bool:
+        """Whether the rows are all columns of a value with a row for each token, in the operator's type."""
+        frame, value = self.frame, columns.value
+        of_type = id(value) in frame.sums() or (dtype_name(value) == frame.kind and not self._narrow_on_way(value))
+        whole = sorted(columns.columns.reshape(-1).tolist()) == list(range(columns.width))
+        return of_type and whole and not columns.by_head and len(columns.shape) == len(frame.shape(value))
+
+    def _projections(self, columns: Sequence[Columns]) -> ir.Value:
+        """Whole projections side by side: packed into one, where that is wanted, once the fusion is in the graph."""
+        frame, emit = self.frame, self.emit
+        rows, join = side_by_side(emit, frame.view, [item.value for item in columns], frame.own_probes(), "x")
+        if join is not None:
+            self.joins.append(join)
+        else:
+            self.notes.append("query, key and value rows are joined by a Concat: they are no projections of one value")
+        starts = np.cumsum([0, *(item.width for item in columns)])
+        order = np.concatenate([item.columns.reshape(-1) + at for item, at in zip(columns, starts, strict=False)])
+        by_batch = join is not None and not join.flat and not frame.flat and len(columns[0].shape) == 3
+        if join is not None and by_batch:
+            return emit.pick_columns(join.value, order, len(order), "x_ordered")
+        rows = emit.pick_columns(rows, order, len(order), "x_ordered")
+        if frame.flat:
+            return rows
+        return emit.reshape(rows, emit.shape_vector([frame.batch_dim(), -1, len(order)], "x_shape"), "x")
 
     def _heads(self, columns: Columns, what: str) -> ir.Value:
         if not columns.by_head:
@@ -70,30 +99,59 @@ class RowOperands:
     def _in_type(self, value: ir.Value, what: str) -> ir.Value:
         """An int32 value as it is; a float one in the operator's type, converted where the graph rounds so."""
         frame, own = self.frame, dtype_name(value)
-        if id(value) in frame.sums() or own == frame.kind:
+        if id(value) in frame.sums():
             return value
-        if common.widens(own, frame.kind) or self._rounded(value):
+        narrow = self._narrow_on_way(value)
+        rounded = next((kind for kind in narrow if {kind} == narrow and self._rounded(value, kind)), "")
+        if rounded:
+            return self.emit.cast(self.emit.cast(value, rounded, what + "_rounded"), frame.kind, what)
+        if not narrow and own == frame.kind:
+            return value
+        if not narrow and (common.widens(own, frame.kind) or self._rounded(value, frame.kind)):
             return self.emit.cast(value, frame.kind, what)
         raise Refused(
             "mixed-types", "rows have the element type of cos", f"{own} that meets arithmetic as such", frame.kind,
             f"cast {value.name} to {frame.kind} before it is split", value,
         )  # fmt: skip
 
-    def _rounded(self, source: ir.Value) -> bool:
-        """Whether the graph rounds the rows to the operator's type wherever it reads them."""
-        pending, seen = [source], {id(source)}
-        while pending:
-            for node, _ in uses(pending.pop()):
+    def _rounded(self, source: ir.Value, kind: str) -> bool:
+        """Whether the graph rounds the rows to a type wherever it reads them."""
+        return all(dtype_name(item) == kind for item in self._way(source, kind)[1])
+
+    def _narrow_on_way(self, source: ir.Value) -> set[str]:
+        """Types narrower than the operator's that the graph rounds rows to before it computes with them."""
+        kinds = {dtype_name(item) for item in self._way(source, "")[0]}
+        return {kind for kind in kinds if common.widens(kind, self.frame.kind)} - {dtype_name(source)}
+
+    def _way(self, source: ir.Value, kind: str) -> tuple[list[ir.Value], list[ir.Value]]:
+        """Values that movement and Casts make of a source, up to those of type ``kind``, and the last ones among them:
+        those of that type, and those that meet arithmetic.
+        """
+        passed, last = [source], []
+        for value in passed:
+            if dtype_name(value) == kind:
+                last.append(value)
+                continue
+            for node, _ in uses(value):
                 if id(node) not in self.frame.region_ids or node.op_type in ("Shape", "Size"):
                     continue
                 definition = lookup(node.domain, node.op_type)
-                if node.op_type != "Cast" and (definition is None or definition.moves is None):
-                    return False
-                for item in node.outputs:
-                    if dtype_name(item) != self.frame.kind and id(item) not in seen:
-                        seen.add(id(item))
-                        pending.append(item)
-        return True
+                if node.op_type == "Cast" or (definition is not None and definition.moves is not None):
+                    passed += [item for item in node.outputs if all(item is not other for other in passed)]
+                else:
+                    last.append(value)
+        return passed, last
+
+    def _refuse_rounding(self) -> None:
+        """Refuses sums whose dequantised rows the graph rounds to a type narrower than the rotation's."""
+        for parts in self.frame.inputs.parts:
+            root = parts[0].value
+            narrow = self._narrow_on_way(root)
+            if narrow:
+                raise Refused(
+                    "mixed-types", "dequantised rows are rotated as they are", f"rounded to {' and '.join(narrow)}",
+                    self.frame.kind, "", root,
+                )  # fmt: skip
 
     # dequantisation -------------------------------------------------------------------------------------------------
 
@@ -102,6 +160,7 @@ class RowOperands:
         rows = self.frame.inputs.dequantised
         if rows is None:
             return [None, None, None]
+        self._refuse_rounding()
         activation, left = self._activation([items[0] for items in rows])
         return [self._weight_scale([items[0] for items in rows], left), activation, self._bias([i[0] for i in rows])]
 

@@ -71,6 +71,7 @@ def build(facts: Facts, new_emitter: EmitterFactory, inputs: Inputs, operator: O
         attrs=attrs,
         size=size,
         draws=frame.draws(),
+        joins=made.x_rows.joins,
     )
 
 
@@ -80,7 +81,7 @@ def _delivered(frame: Frame) -> list[Delivered]:
     found = [Delivered(queries.value, QUERY, queries.order)]
     both = [_before_quantising(frame, row, place) for row, place in zip(frame.inputs.rows, (KEY, VALUE), strict=True)]
     # who reads a cache while it is being written is the alias check's business
-    kept = {id(item) for row in frame.inputs.rows for node in row.write.spine.nodes for item in node.outputs}
+    kept = {id(item) for row in frame.inputs.rows for item in row.write.spine.values}
     kept.add(id(queries.value))
     shaped = [_in_own_shape(frame, items) for items in both]
     try:

@@ -67,7 +67,7 @@ def _needed(frame: Frame) -> list[Delivered]:
     """What the operator can deliver and is read outside the region."""
     delivered = delivered_values(frame)
     # who reads a cache while it is being written is the alias check's business
-    spine = {id(item) for row in frame.inputs.rows for node in row.write.spine.nodes for item in node.outputs}
+    spine = {id(item) for row in frame.inputs.rows for item in row.write.spine.values}
     values = [item.value for item in delivered]
     read = delivered_outside(frame.view, frame.region, frame.stops(), values, spine)
     return [item for item in delivered if id(item.value) in read]

@@ -7,7 +7,7 @@ operands and of the result. From the letters follow which axis counts heads, whi
 from __future__ import annotations
 
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -17,6 +17,7 @@ from fusion.facts.parameters import single
 from fusion.facts.probe import Probe
 from fusion.facts.semantics.table import axes_of
 from fusion.facts.symbolic import Symbolic
+from fusion.rules._mla_memo import Structure, shared
 from ir_ops.dtypes import Array
 
 NO_AXIS = "1"
@@ -59,6 +60,14 @@ class NotAbsorbed(Exception):
     def __init__(self, fact: str, found: str, wanted: str) -> None:
         super().__init__(fact)
         self.fact, self.found, self.wanted = fact, found, wanted
+
+
+def may_contract(node: ir.Node) -> bool:
+    """Whether a node is of a kind that :func:`contractions` reads."""
+    if node.op_type == "Mul":
+        readers = list(uses(node.outputs[0]))
+        return len(readers) == 1 and readers[0][0].op_type == "ReduceSum"
+    return node.op_type in ("MatMul", "Einsum")
 
 
 def contractions(view: GraphView, node: ir.Node, data: ir.Value, probe: Probe) -> list[Contraction]:
@@ -141,22 +150,30 @@ def read_absorbed(view: GraphView, probe: Probe, made: Contraction, up: ir.Value
     Raises:
         NotAbsorbed: axes, columns or order are not those of one matrix a head.
     """
+    what = ("absorbed", factor, made.data_axes, made.weight_axes, made.out_axes, probe.shape(made.weight),
+            probe.shape(made.out))  # fmt: skip
+    found: Absorbed = shared(
+        view,
+        what,
+        Structure(view, probe, [made.data], up),
+        lambda: _read_absorbed(view, probe, made, up, factor),
+        lambda known, *_: replace(known, contraction=made),
+    )
+    return found
+
+
+def _read_absorbed(view: GraphView, probe: Probe, made: Contraction, up: ir.Value, factor: float) -> Absorbed:
     shapes = [probe.shape(value) for value in (made.data, made.weight, made.out, up)]
     if any(shape is None for shape in shapes):
         raise NotAbsorbed("the absorbed query", "values of unknown shape", "known shapes")
     data, weight, out, rows = (shape or () for shape in shapes)
-    size = dict(zip(made.data_axes, data, strict=True))
-    weight_axes = "".join(
-        NO_AXIS if dim == 1 and size.get(letter, 1) != 1 else letter
-        for letter, dim in zip(made.weight_axes, weight, strict=True)
-    )
-    for letter, dim in zip(weight_axes, weight, strict=True):
-        if size.setdefault(letter, dim) != dim and letter != NO_AXIS:
-            raise NotAbsorbed("the absorbed query", "heads that share what is multiplied", "one row for each head")
-    head, summed, kept, tokens = _roles(made, weight_axes, size)
+    data_axes, weight_axes = _named(made.data_axes, data, made, weight), _named(made.weight_axes, weight, made, data)
+    size = dict(zip(data_axes, data, strict=True)) | dict(zip(weight_axes, weight, strict=True))
+    head, summed, kept, tokens = _roles(made, data_axes, weight_axes, size)
     heads = size[head] if head else 1
     place = _positions(view, probe, made.data, up, factor)
-    place = place.transpose([made.data_axes.index(letter) for letter in (*tokens, *head, summed)])
+    unit = [axis for axis, letter in enumerate(data_axes) if letter == NO_AXIS]
+    place = place.transpose([*unit, *(data_axes.index(letter) for letter in (*tokens, *head, summed))])
     place = place.reshape(-1, heads, size[summed])
     token, nope = _columns(place, rows[-1], heads)
     order = tuple(weight_axes.index(letter) for letter in (*head, summed, kept))
@@ -169,14 +186,28 @@ def read_absorbed(view: GraphView, probe: Probe, made: Contraction, up: ir.Value
     return Absorbed(made, order, sizes, nope, index.reshape(out))
 
 
-def _roles(made: Contraction, weight_axes: str, size: dict[str, int]) -> tuple[str, str, str, str]:
+def _named(axes: str, dims: tuple[int, ...], made: Contraction, others: tuple[int, ...]) -> str:
+    """The letters of one operand, without those of axes of size 1 that only follow the other operand."""
+    size = {
+        letter: dim
+        for letters, sizes in ((made.data_axes, dims if axes is made.data_axes else others),
+                               (made.weight_axes, others if axes is made.data_axes else dims))
+        for letter, dim in zip(letters, sizes, strict=True)
+        if dim != 1
+    }  # fmt: skip
+    return "".join(
+        NO_AXIS if dim == 1 and size.get(letter, 1) != 1 else letter for letter, dim in zip(axes, dims, strict=True)
+    )
+
+
+def _roles(made: Contraction, data_axes: str, weight_axes: str, size: dict[str, int]) -> tuple[str, str, str, str]:
     """Letters of the head (empty for one head), of the sum, of what the weight adds, and of the tokens."""
-    in_data, in_weight, in_out = set(made.data_axes), set(weight_axes) - {NO_AXIS}, set(made.out_axes)
-    summed = [letter for letter in made.data_axes if letter in in_weight and letter not in in_out]
-    heads = [letter for letter in made.data_axes if letter in in_weight and letter in in_out]
+    in_data, in_weight, in_out = set(data_axes) - {NO_AXIS}, set(weight_axes) - {NO_AXIS}, set(made.out_axes)
+    summed = [letter for letter in data_axes if letter in in_weight and letter not in in_out]
+    heads = [letter for letter in data_axes if letter in in_weight and letter in in_out]
     large = [letter for letter in heads if size[letter] > 1]
     kept = [letter for letter in weight_axes if letter in in_out - in_data]
-    tokens = "".join(letter for letter in made.data_axes if letter in in_out - in_weight)
+    tokens = "".join(letter for letter in data_axes if letter in in_out - in_weight and letter != NO_AXIS)
     lost = (in_data | in_weight) - in_out - set(summed)
     if len(summed) != 1 or len(kept) != 1 or len(large) > 1 or lost:
         raise NotAbsorbed(

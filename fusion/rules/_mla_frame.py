@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,8 @@ from fusion.facts.graph import GraphView, dtype_name
 from fusion.facts.norm import NormFact
 from fusion.facts.operand import Table
 from fusion.facts.parameters import Part, single
-from fusion.facts.probe import Numbers, Probe
+from fusion.facts.probe import Numbers as SlotNumbers
+from fusion.facts.probe import Probe
 from fusion.facts.rotation import NotARotation
 from fusion.facts.rows import Row
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
@@ -22,7 +24,7 @@ from fusion.facts.settle import settle, start_sizes
 from fusion.facts.sizes import Sizes
 from fusion.facts.symbolic import Symbolic
 from fusion.facts.written import WrittenView
-from fusion.reduction import MATRIX_LIMIT, Reduction, small_sizes
+from fusion.reduction import MATRIX_LIMIT, Numbers, Reduction, numbers_of_norm, small_sizes
 from fusion.region import closure
 from fusion.rules import _cache_op as common
 from fusion.rules._mla_product import Product
@@ -130,7 +132,10 @@ class Frame:
     def _rope(self, probe: Probe) -> Rope:
         query = self.site.query
         width = self.site.key_parts[0].position.shape[2]
-        read = read_rope(self.view, probe, query.up.out, query.rope, query.heads, width)
+        turned = self.site.key.views[0].rotation
+        assert turned is not None
+        tables = turned.cos_source.value, turned.sin_source.value
+        read = read_rope(self.view, probe, query.up.out, query.rope, query.heads, width, tables)
         if isinstance(read, NotARotation):
             raise Refused("mla-query-rope", read.fact, read.found, read.wanted, "", query.rope[0])
         return read
@@ -231,28 +236,36 @@ class Frame:
     def reduction(self) -> Reduction:
         """He and Hcq are taken smaller where weights are large; every other size is the graph's own."""
         site, query = self.site, self.site.query
-        hidden, rank = self.shape(site.tokens)[-1], len(self.down_columns.columns[0])
-        large = []
-        axes: dict[int, tuple[int, ...]] = {}
-        if any(math.prod(self.shape(made.weight)) > MATRIX_LIMIT for made in site.products if made is not query.up):
-            large.append(hidden)
-        own = self.down_columns.width == rank and not isinstance(query.skeleton.norm.count, ir.Value)
-        if own and math.prod(self.shape(query.up.weight)) > MATRIX_LIMIT:
-            large.append(rank)
+        down, hidden, rank = query.skeleton, self.shape(site.tokens)[-1], len(self.down_columns.columns[0])
+        own = self.down_columns.width == rank and not isinstance(down.norm.count, ir.Value)
+        large = [
+            size
+            for size, weights in ((hidden, (down.down, site.key_made, site.value_made)), (rank, (query.up,)))
+            if (own or hidden != rank)
+            and (own or size != rank)
+            and any(math.prod(self.shape(made.weight)) > MATRIX_LIMIT for made in weights)
+        ]
         summed = {id(query.contraction.weight): self.absorbed[0].order[-2]}
-        front = {id(node): node for node in closure([made.out for made in site.products], self.stops())}
-        used = {size for node in self.region for item in node.outputs for size in self.trials[0].shape(item) or ()}
+        axes: dict[int, tuple[int, ...]] = {id(site.tokens): (len(self.shape(site.tokens)) - 1,)}
         for made in site.products:
             rows, columns = (1, 0) if made.turned else (0, 1)
             summed[id(made.weight)] = rows
-            axes[id(made.weight)] = (rows, columns) if made.out is query.skeleton.down.out and own else (rows,)
-        axes[id(site.tokens)] = (len(self.shape(site.tokens)) - 1,)
-        gamma = query.skeleton.norm.gamma
-        if gamma is not None and own:
-            axes[id(gamma)] = (len(self.shape(gamma)) - 1,)
-        behind = {id(item) for node in self.region if id(node) not in front for item in node.inputs}
-        constants = {id(item) for node in front.values() for item in node.inputs if item is not None}
-        return Reduction(small_sizes(large, used), axes, summed, frozenset(constants - behind - self.stops()))
+            axes[id(made.weight)] = (rows, columns) if made.out is down.down.out and own else (rows,)
+        if down.norm.gamma is not None and own:
+            axes[id(down.norm.gamma)] = (len(self.shape(down.norm.gamma)) - 1,)
+        front = {id(node): node for node in closure([made.out for made in site.products], self.stops())}
+        behind = _operands(node for node in self.region if id(node) not in front)
+        used = {size for node in self.region for item in node.outputs for size in self.trials[0].shape(item) or ()}
+        sizes = small_sizes(large, used)
+        taken = sizes.get(rank, rank) if own else rank
+        width = self.absorbed[0].sizes[2]
+        numbers = self._scalars_of(site.norm, width, width) | self._scalars_of(down.norm, rank, taken)
+        return Reduction(sizes, axes, summed, frozenset(_operands(front.values()) - behind - self.stops()), numbers)
+
+    def _scalars_of(self, norm: NormFact, count: int, taken: int) -> dict[int, Numbers]:
+        """Scalars of a norm over ``count`` elements, as they are for ``taken`` elements."""
+        nodes = closure([norm.y], self.stops() | {id(norm.x)})
+        return dict.fromkeys(_operands(nodes), numbers_of_norm(count, norm.epsilon, taken))
 
     def own_probes(self) -> list[Probe]:
         return self.trials
@@ -285,7 +298,7 @@ class Frame:
     def _written(self) -> list[WrittenView]:
         return self.site.key.write.probes
 
-    def _fitted(self, seed: int, numbers: Numbers, sizes: Sizes) -> Probe:
+    def _fitted(self, seed: int, numbers: SlotNumbers, sizes: Sizes) -> Probe:
         """A probe for both writes and the query, caches made equal."""
         site = self.site
         targets = [row.write.out for row in site.rows] + [row.write.cache for row in site.rows]
@@ -305,3 +318,8 @@ class Frame:
                     "kv-sizes-differ", "both caches have equal pages and rows", f"{unequal[0]} and {unequal[1]}",
                     "equal sizes", "give both caches one shape", site.value.write.cache,
                 )  # fmt: skip
+
+
+def _operands(nodes: Iterable[ir.Node]) -> set[int]:
+    """Ids of what nodes read."""
+    return {id(item) for node in nodes for item in node.inputs if item is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -44,7 +45,11 @@ def rope_parts(frame: Frame) -> list[Delivered]:
         positions = []
         for rope in frame.rope:
             place = rope.pieces[number].position
-            positions.append(place // whole * piece.width + place % whole - piece.start)
+            kept = frame.view.kept.setdefault(("mla piece", id(place), piece.start), [])
+            if not kept:
+                # the arrays of equal layers are the same, and so are these
+                kept += [place, place // whole * piece.width + place % whole - piece.start]
+            positions.append(kept[1])
         found.append(Delivered(piece.value, piece.start, piece.width, positions))
     return found
 
@@ -77,28 +82,72 @@ def reproduced(frame: Frame, item: Delivered, output: ir.Value, heads: int, widt
             for number, end in ((item.start, "from"), (item.start + item.width, "to"), (-1, "axis"))
         ]
         output = emit.node("Slice", [output, *bounds], name + "_half")
-    perm, dims = _order(frame, item, heads)
+    perm, dims, split = _order(frame, item, heads)
+    if split:
+        batch = frame.dim([size[0] for size in dims], "batch")
+        if batch is None:
+            raise _unordered(item.value)
+        shape = emit.shape_vector([batch, -1, heads, item.width], name + "_split_shape")
+        output = emit.reshape(output, shape, name + "_split")
     if perm != sorted(perm):
         output = emit.node("Transpose", [output], name + "_order", {"perm": perm})
-    shapes = [tuple(np.array(size)[perm]) for size in dims]
+    shapes = [tuple(size[axis] for axis in perm) for size in dims]
     targets = [position.shape for position in item.positions]
     if shapes == targets:
         return output
     return emit.reshape(output, _target(frame, targets, item.value), name)
 
 
-def _order(frame: Frame, item: Delivered, heads: int) -> tuple[list[int], list[tuple[int, ...]]]:
-    """The axis order of the value in terms of the output's axes, the same under all probes, and the output's shapes."""
-    dims = []
-    for probe in frame.trials:
-        lead = (probe.shape(frame.site.tokens) or ())[:-1]
-        dims.append((*(lead if not frame.flat else (int(np.prod(lead)),)), heads, item.width))
+Dims = list[tuple[int, ...]]
+
+
+def _order(frame: Frame, item: Delivered, heads: int) -> tuple[list[int], Dims, bool]:
+    """The axis order of the value in terms of the output's axes, the same under all probes, and the output's shapes.
+
+    The last part tells whether rows ``[T, ..]`` have to be split into batch and tokens for it.
+    """
+    leads = [(probe.shape(frame.site.tokens) or ())[:-1] for probe in frame.trials]
+    if not frame.flat:
+        return *_permuted(frame, item, [(*lead, heads, item.width) for lead in leads]), False
+    totals = [math.prod(lead) for lead in leads]
+    try:
+        return *_permuted(frame, item, [(total, heads, item.width) for total in totals]), False
+    except Refused:
+        pass
+    axes = range(len(item.positions[0].shape))
+    for axis in axes:
+        batches = [position.shape[axis] for position in item.positions]
+        if all(1 < batch < total and total % batch == 0 for batch, total in zip(batches, totals, strict=True)):
+            dims: Dims = [(b, total // b, heads, item.width) for b, total in zip(batches, totals, strict=True)]
+            try:
+                return *_permuted(frame, item, dims), True
+            except Refused:
+                continue
+    raise _unordered(item.value)
+
+
+def _permuted(frame: Frame, item: Delivered, dims: Dims) -> tuple[list[int], Dims]:
+    """The order of axes that all probes agree on; looked for once for the same arrays."""
+    key = ("mla order", tuple(map(id, item.positions)), tuple(dims))
+    if key not in frame.view.kept:
+        frame.view.kept[key] = item.positions, _search(item, dims)
+    perm: list[int] | None = frame.view.kept[key][1]
+    if perm is None:
+        raise _unordered(item.value)
+    return perm, dims
+
+
+def _search(item: Delivered, dims: Dims) -> list[int] | None:
     for perm in permutations(range(len(dims[0]))):
         if all(_is_order(size, perm, position) for size, position in zip(dims, item.positions, strict=True)):
-            return list(perm), dims
-    raise Refused(
-        "mla-order", "the query comes by token and head", f"{item.value.name} in another order",
-        "an order of the axes", "", item.value,
+            return list(perm)
+    return None
+
+
+def _unordered(value: ir.Value) -> Refused:
+    return Refused(
+        "mla-order", "the query comes by token and head", f"{value.name} in another order", "an order of the axes", "",
+        value,
     )  # fmt: skip
 
 
@@ -127,15 +176,3 @@ def _target(frame: Frame, shapes: list[tuple[int, ...]], value: ir.Value) -> ir.
     if varying:
         dims[varying[-1]] = -1
     return frame.emit.shape_vector(dims, "delivered_shape")
-
-
-def output_values(
-    frame: Frame, names: list[str], like: dict[str, ir.Value], kinds: dict[str, ir.DataType]
-) -> list[ir.Value]:
-    """The node's outputs: caches of their operands' types, others as told, else of type T."""
-    plain = frame.site.query.contraction.weight.type
-    found = []
-    for name in names:
-        known = like[name].type if name in like else ir.TensorType(kinds[name]) if name in kinds else plain
-        found.append(ir.Value(name=frame.emit.name(name), type=known))
-    return found

@@ -119,12 +119,20 @@ def moved_forward(view: GraphView, start: ir.Value) -> list[Moved]:
     found = [Moved(start)]
     for item in found:
         for node, _ in uses(item.value):
+            known = {id(other.value): other.factor for other in found}
             outputs, factor = _moved_by(view, node, item.value)
-            known = {id(other.value) for other in found}
+            if not outputs and node.op_type == "Concat" and _joins(node, known):
+                outputs = list(node.outputs)
             found += [Moved(out, item.factor * factor) for out in outputs if id(out) not in known]
         if len(found) > MOST:
             break
     return found
+
+
+def _joins(node: ir.Node, known: dict[int, float]) -> bool:
+    """Whether a Concat puts elements of the same source together, all times one number."""
+    factors = {known.get(id(item)) for item in node.inputs}
+    return len(factors) == 1 and None not in factors
 
 
 def _moved_by(view: GraphView, node: ir.Node, value: ir.Value) -> tuple[list[ir.Value], float]:

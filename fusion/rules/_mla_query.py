@@ -10,13 +10,20 @@ import onnx_ir as ir
 
 from fusion.candidate import Refused
 from fusion.facts.analysis import Facts
-from fusion.facts.graph import GraphView, uses
+from fusion.facts.graph import GraphView, dtype_name, uses
 from fusion.facts.norm import NormFact
 from fusion.facts.parameters import single
 from fusion.facts.probe import Probe
 from fusion.facts.symbolic import Symbolic
 from fusion.facts.terms import Unreadable
-from fusion.rules._mla_contraction import Absorbed, Contraction, NotAbsorbed, contractions, read_absorbed
+from fusion.rules._mla_contraction import (
+    Absorbed,
+    Contraction,
+    NotAbsorbed,
+    contractions,
+    may_contract,
+    read_absorbed,
+)
 from fusion.rules._mla_product import Moved, Product, moved_forward, product_of, readers_of, source_of, views_behind
 from fusion.rules._mla_rope import find_rope, reaches_table, rotated_values
 
@@ -66,6 +73,14 @@ class Skeletons:
             if down is not None:
                 for value in views_behind(self.view, down.x):
                     self._by_source.setdefault(id(value), []).append(Skeleton(norm, down))
+
+    def elsewhere(self, sources: set[int]) -> list[Skeleton]:
+        """Those that project other values than ``sources`` (ids)."""
+        found = {
+            id(item.norm.y): item for key, items in self._by_source.items() if key not in sources for item in items
+        }
+        near = {id(item.norm.y) for key in sources for item in self._by_source.get(key, ())}
+        return [item for key, item in found.items() if key not in near]
 
     def of(self, x: ir.Value, without: NormFact) -> list[Skeleton]:
         """Normed projections of the same rows as ``x``, a view of them or not."""
@@ -134,23 +149,25 @@ def _complete(
 ) -> Found | None:
     """Finds the absorbed and the rotated part behind one up-projection."""
     rotates = reaches_table(view, moved, tables)
-    contracting = [node for node, _ in readers_of(moved) if node.op_type in ("MatMul", "Einsum", "Mul")]
-    if not contracting and not rotates:
+    contracting = [node for node, _ in readers_of(moved) if may_contract(node)]
+    if not contracting:
+        if rotates:
+            raise _not_absorbed(view, up, moved)
         return None
     targets = [item.value for item in moved] + [node.outputs[0] for node in contracting]
     probe = settled(targets + rotated_values(view, moved))
     reason: Refused | None = None
     for node, item in readers_of(moved):
-        for made in contractions(view, node, item.value, probe):
+        for made in contractions(view, node, item.value, probe) if may_contract(node) else ():
             try:
                 absorbed = read_absorbed(view, probe, made, up.out, item.factor)
             except (NotAbsorbed, Unreadable) as error:
                 if rotates and reason is None and isinstance(error, NotAbsorbed):
                     reason = Refused("mla-not-absorbed", error.fact, error.found, error.wanted, ABSORB, made.out)
                 continue
-            for rope in find_rope(view, probe, up.out, absorbed.sizes[0], width, moved):
+            for rope in find_rope(view, probe, up.out, absorbed.sizes[0], width, moved, dtype_name(made.weight)):
                 return Found(skeleton, up, made, item.factor, absorbed.sizes[0], rope, 1.0, moved)
-            if rotates:
+            if reason is None:
                 reason = Refused(
                     "mla-query-rope", "the query has a part rotated as the key is",
                     f"no rotation of {width} columns a head of {up.out.name}", "pairs turned into halves", "", up.out,
@@ -237,16 +254,31 @@ def read_query(view: GraphView, probe: Probe, found: Found) -> Absorbed:
         raise Refused("mla-not-absorbed", fact.fact, fact.found, fact.wanted, ABSORB, found.contraction.out) from None
 
 
-def has_plain_query(view: GraphView, x: ir.Value, without: set[int], tables: set[int]) -> ir.Value | None:
-    """A projection of the hidden states that is rotated without a norm in between: a query without q_lora."""
+def plain_query(view: GraphView, x: ir.Value, without: set[int], tables: set[int]) -> ir.Value | None:
+    """A projection of the hidden states, or two in a row, rotated without a norm in between: no q_lora, or no norm."""
     for value in views_behind(view, x):
         for source in _views_of(value):
-            for node, place in uses(source):
-                if node.op_type not in ("MatMul", "Gemm", "Einsum") or place != 0 or id(node.outputs[0]) in without:
+            for first in _products(source):
+                if id(first) in without:
                     continue
-                if reaches_table(view, moved_forward(view, node.outputs[0]), tables):
-                    return node.outputs[0]
+                moved = moved_forward(view, first)
+                behind = [second for item in moved for second in _products(item.value)]
+                if any(
+                    reaches_table(view, rows, tables) for rows in (moved, *(moved_forward(view, v) for v in behind))
+                ):
+                    return first
     return None
+
+
+def _products(value: ir.Value) -> list[ir.Value]:
+    return [
+        node.outputs[0] for node, place in uses(value) if place == 0 and node.op_type in ("MatMul", "Gemm", "Einsum")
+    ]
+
+
+def is_query(view: GraphView, skeleton: Skeleton, tables: set[int]) -> bool:
+    """Whether a normed projection is projected up and rotated."""
+    return any(reaches_table(view, moved_forward(view, up.out), tables) for up, _ in _ups(view, skeleton.norm))
 
 
 def _views_of(value: ir.Value) -> list[ir.Value]:

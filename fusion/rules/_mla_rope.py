@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -13,6 +14,7 @@ from fusion.facts.rotation import NotARotation, Rotation, read_rotation
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported, lookup
 from fusion.facts.symbolic import Symbolic
 from fusion.facts.terms import Sym, Unreadable, joined
+from fusion.rules._mla_memo import Structure, shared
 from fusion.rules._mla_product import MOST, Moved
 from ir_ops.dtypes import Array
 
@@ -62,6 +64,7 @@ class _Rows:
     sym: Sym
     row_of: Array
     kind: str
+    budget: int
 
 
 def rotated_values(view: GraphView, moved: list[Moved]) -> list[ir.Value]:
@@ -91,23 +94,39 @@ def _is_step(node: ir.Node) -> bool:
 
 
 def find_rope(
-    view: GraphView, probe: Probe, up: ir.Value, heads: int, width: int, moved: list[Moved]
+    view: GraphView, probe: Probe, up: ir.Value, heads: int, width: int, moved: list[Moved], kind: str
 ) -> list[tuple[ir.Value, ...]]:
     """Candidates for the values that hold the rotated query: one whole value, or the two halves.
 
     Args:
         width: Dr, as the key has it.
+        kind: the element type wanted; a rotation in a wider type counts where it has been rounded to that.
     """
-    halves: dict[str, ir.Value] = {}
-    found: list[tuple[ir.Value, ...]] = []
-    for value in rotated_values(view, moved):
-        rows = _rows(view, probe, up, value, heads, width)
+    values = rotated_values(view, moved)
+    found = shared(
+        view,
+        ("find rope", heads, width, kind),
+        Structure(view, probe, values, up),
+        lambda: _candidates(view, probe, up, heads, width, values, kind),
+        lambda places, *_: places,
+    )
+    return [tuple(values[place] for place in places) for places in found]
+
+
+def _candidates(
+    view: GraphView, probe: Probe, up: ir.Value, heads: int, width: int, values: list[ir.Value], kind: str
+) -> list[tuple[int, ...]]:
+    """Numbers of values that hold the rotated query."""
+    halves: dict[str, int] = {}
+    found: list[tuple[int, ...]] = []
+    for place, value in enumerate(values):
+        rows = _rows(view, probe, up, value, heads, width) if dtype_name(value) == kind else None
         if rows is None:
             continue
         if rows.kind == "whole":
-            found.append((value,))
+            found.append((place,))
             break
-        halves.setdefault(rows.kind, value)
+        halves.setdefault(rows.kind, place)
     if len(halves) == 2:
         found.append((halves["low"], halves["high"]))
     return found
@@ -121,13 +140,15 @@ def _rows(view: GraphView, probe: Probe, up: ir.Value, value: ir.Value, heads: i
             sym = symbolic.read(value, budget)
         except (Unreadable, Conflict, OutOfRange, Unsupported):
             return None
-        rows = _arranged(probe, up, value, sym, heads, width)
+        rows = _arranged(probe, up, value, sym, heads, width, budget)
         if rows is not None:
             return rows
     return None
 
 
-def _arranged(probe: Probe, up: ir.Value, value: ir.Value, sym: Sym, heads: int, width: int) -> _Rows | None:
+def _arranged(
+    probe: Probe, up: ir.Value, value: ir.Value, sym: Sym, heads: int, width: int, budget: int
+) -> _Rows | None:
     """Groups the elements of a value by token and head; None where they are not sums of two products."""
     terms = (sym.coef != 0).sum(axis=0)
     shape, size = probe.shape(up) or (), int(np.prod(probe.shape(up) or (0,)))
@@ -152,7 +173,7 @@ def _arranged(probe: Probe, up: ir.Value, value: ir.Value, sym: Sym, heads: int,
         row = head[0, :, 0]
         count = size // shape[-1] * heads
         if len(row) == count and len(np.unique(row)) == count:
-            return _Rows(value, sym, np.argsort(row).reshape(-1, heads), kind)
+            return _Rows(value, sym, np.argsort(row).reshape(-1, heads), kind, budget)
     return None
 
 
@@ -166,9 +187,44 @@ def _places(atom: Array, size: int) -> Array | None:
 
 
 def read_rope(
+    view: GraphView,
+    probe: Probe,
+    up: ir.Value,
+    values: tuple[ir.Value, ...],
+    heads: int,
+    width: int,
+    tables: Sequence[ir.Value],
+) -> Rope | NotARotation:
+    """Reads the values as one rotation of ``[T, N, Dr]`` columns of the up-projection; ``tables`` are the key's."""
+    return shared(
+        view,
+        ("rope", heads, width),
+        Structure(view, probe, values, up, *tables),
+        lambda: _read_rope(view, probe, up, values, heads, width),
+        lambda found, old, new: _rebound(found, values, old, new),
+    )
+
+
+def _rebound(
+    found: Rope | NotARotation, values: tuple[ir.Value, ...], old: Sequence[ir.Value], new: Sequence[ir.Value]
+) -> Rope | NotARotation | None:
+    """A reading of other values with equal structure, told of these."""
+    if isinstance(found, NotARotation):
+        return found
+    place = {id(value): number for number, value in enumerate(old)}
+    rotation, sources = found.rotation, []
+    for source in (rotation.source, rotation.cos_source, rotation.sin_source):
+        if id(source.value) not in place:
+            return None
+        sources.append(replace(source, value=new[place[id(source.value)]]))
+    pieces = [replace(piece, value=value) for piece, value in zip(found.pieces, values, strict=True)]
+    turned = replace(rotation, source=sources[0], cos_source=sources[1], sin_source=sources[2])
+    return replace(found, pieces=pieces, rotation=turned)
+
+
+def _read_rope(
     view: GraphView, probe: Probe, up: ir.Value, values: tuple[ir.Value, ...], heads: int, width: int
 ) -> Rope | NotARotation:
-    """Reads the values as one rotation of ``[T, N, Dr]`` columns of the up-projection."""
     rows = [_rows(view, probe, up, value, heads, width) for value in values]
     if any(item is None for item in rows):
         return NotARotation("rope-columns", "the rotated query", "no rotation of the up-projection", "one")
@@ -179,7 +235,7 @@ def read_rope(
 def _rotation(view: GraphView, probe: Probe, up: ir.Value, rows: list[_Rows], width: int) -> Rope | NotARotation:
     symbolic = Symbolic(view, probe, {id(up)})
     symbolic.read(up, 0)
-    parts = [_again(symbolic, item) for item in rows]
+    parts = [symbolic.read(item.value, item.budget) for item in rows]
     each = width // len(rows)
     index = [item.row_of[:, :, None] * each + np.arange(each) for item in rows]
     whole = joined(parts).take(
@@ -205,15 +261,6 @@ def _rotation(view: GraphView, probe: Probe, up: ir.Value, rows: list[_Rows], wi
         for number, item in enumerate(rows)
     ]
     return Rope(pieces, columns[0, 0], rotation, factor)
-
-
-def _again(symbolic: Symbolic, rows: _Rows) -> Sym:
-    """The value's terms once more, with the sources of one reading for all values."""
-    for budget in BUDGETS:
-        sym = symbolic.read(rows.value, budget)
-        if (sym.coef != 0).sum(axis=0).max(initial=0) == 2:
-            return sym
-    return rows.sym
 
 
 def _position(rows: _Rows, start: int, each: int, width: int) -> Array:

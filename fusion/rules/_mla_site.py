@@ -75,7 +75,7 @@ RULE_SIZE = 40
 def _normed(frame: Frame) -> ir.Value | None:
     """The normed query, where somebody else reads it: the one inner value that the operator can deliver."""
     found = normed_values(frame)[:1]
-    spine = {id(item) for row in frame.site.rows for node in row.write.spine.nodes for item in node.outputs}
+    spine = {id(item) for row in frame.site.rows for item in row.write.spine.values}
     spine |= {id(value) for value in frame.query_values()}
     read = delivered_outside(frame.view, frame.region, frame.stops(), found, spine)
     return next((value for value in found if id(value) in read), None)

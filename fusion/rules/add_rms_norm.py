@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from fusion.candidate import Candidate, EmitterFactory, Refused
@@ -13,6 +14,8 @@ from fusion.rules import _block as block
 from fusion.rules import _norm_block as norms
 
 OP = "AddRmsNorm"
+SKIP = "SkipSimplifiedLayerNormalization"
+"""ONNX Runtime's own operator for the same; its sum is output 3."""
 
 
 class AddRmsNormRule:
@@ -34,6 +37,13 @@ class AddRmsNormRule:
                 # what keeps a norm from fusing at all is RmsNorm's to say
                 if refused.code == "mixed-types":
                     refusals.append(refused.refusal(facts.view, OP, norm.y, layer))
+        for node in facts.view.graph:
+            if node.op_type == SKIP and node.domain == "com.microsoft" and facts.standing.stands(node.outputs[0]):
+                layer = facts.view.layer_of(node.outputs[0], node.inputs[2])
+                try:
+                    candidates.append(_build_skip(facts, new_emitter, node, layer))
+                except Refused as refused:
+                    refusals.append(refused.refusal(facts.view, OP, node.outputs[0], layer))
         return candidates, refusals
 
 
@@ -85,3 +95,32 @@ def _build(
     if total.is_graph_output() or any(id(reader) not in inside for reader in facts.standing.readers(total)):
         replaced.append((total, outputs["x"]))
     return block.candidate(facts, made, replaced, feeds, region, probes, RULE.size, asked)
+
+
+def _build_skip(facts: Facts, new_emitter: EmitterFactory, skip: ir.Node, layer: int | None) -> Candidate:
+    """Of ONNX Runtime's operator, which may have a bias and may broadcast: these are refused."""
+    y, (left, right, gamma) = skip.outputs[0], skip.inputs[:3]
+    assert left is not None and right is not None and gamma is not None
+    if len(skip.inputs) > 3 and skip.inputs[3] is not None:
+        raise Refused("norm-form", f"{SKIP} adds two values", "a bias as well", "no bias", "", y)
+    if any(facts.standing.is_read(item) for item in skip.outputs[1:3]):
+        raise Refused("inner-value-read", "only result and sum are read", "the statistics are", "neither", "", y)
+    if not _same_shape(facts, left, right):
+        raise Refused("sum-shape", "both summands have one shape", "other shapes", "one shape", "", y)
+    width = dims_of(gamma) or ()
+    rank = len(dims_of(left) or (facts.trials.shapes(left) or [()])[0])
+    dims = (*([None] * (rank - 1)), *width)
+    if len(width) != 1 or not isinstance(width[0], int) or len(dims) != rank:
+        raise Refused("norm-gamma", "gamma is a vector of a known width", str(list(width)), "[D]", "", gamma)
+    feeds = [left, right, gamma]
+    local = block.local_probes(facts, {id(left): dims, id(right): dims}, [y])  # type: ignore[dict-item]
+    if local is None:
+        raise Refused("norm-shape", "the norm can be evaluated", "an unknown shape", "shapes", "", y)
+    emit = new_emitter(f"{OP}_{'x' if layer is None else layer}")
+    attrs = {"epsilon": float(np.float32(facts.view.attrs(skip).get("epsilon", 1e-5)))}
+    node, outputs = block.fused_node(OP, emit, [left, right, gamma], attrs)
+    made = block.Block(OP, y, layer, emit, node, outputs, attrs)
+    replaced = [(y, outputs["y"])]
+    if len(skip.outputs) > 3 and facts.standing.is_read(skip.outputs[3]):
+        replaced.append((skip.outputs[3], outputs["x"]))
+    return block.candidate(facts, made, replaced, feeds, [skip], local, RULE.size)

@@ -7,6 +7,7 @@ nope parts are multiplied by a matrix each and whose rope parts are rotated with
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,7 +28,7 @@ from fusion.rules import _cache_op as common
 from fusion.rules._latent_rows import partner_of
 from fusion.rules._mla_frame import Site
 from fusion.rules._mla_product import Product, product_of, source_of, views_behind
-from fusion.rules._mla_query import Found, Skeletons, find_query, has_plain_query
+from fusion.rules._mla_query import Found, Settled, Skeletons, find_query, is_query, plain_query
 from fusion.rules._mla_rope import table_sources
 from fusion.rules._mla_site import RULE_SIZE, build
 from fusion.rules._norm_rows import gamma_columns, through_norm
@@ -61,9 +62,11 @@ class MlaPrologV3Rule:
         skeletons = Skeletons(facts)
         values = [_normed_row(facts, row) for row in rows if not row.rotated]
         free = {id(value.row): value for value in values if value is not None}
+        made = [product_of(facts.view, source_of(facts.view, key.x)) for key in keys]
+        seen = {id(value) for item in made if item is not None for value in views_behind(facts.view, item.x)}
         for key in keys:
             try:
-                site = _site(facts, skeletons, key, free)
+                site = _site(facts, skeletons, key, free, seen)
                 if site is not None:
                     candidates.append(build(facts, new_emitter, site, OPS[OP]))
             except Refused as refused:
@@ -122,7 +125,7 @@ def _norm_behind(facts: Facts, value: ir.Value) -> NormFact | None:
     return None
 
 
-def _site(facts: Facts, skeletons: Skeletons, key: Row, free: dict[int, _Normed]) -> Site | None:
+def _site(facts: Facts, skeletons: Skeletons, key: Row, free: dict[int, _Normed], seen: set[int]) -> Site | None:
     """The joined facts; None where nothing looks like this operator. Raises Refused where a fact misfits."""
     view = facts.view
     key_made = product_of(view, source_of(view, key.x))
@@ -134,7 +137,7 @@ def _site(facts: Facts, skeletons: Skeletons, key: Row, free: dict[int, _Normed]
         return None
     assert value.norm is not None
     value_made = product_of(view, source_of(view, value.norm.x))
-    found = _query(facts, skeletons, key, value, key_made)
+    found = _query(facts, skeletons, key, value, key_made, seen)
     if found is None or value_made is None:
         return None
     mode = MODES.get((key.write.order, key.write.slots.form))
@@ -156,7 +159,7 @@ def _site(facts: Facts, skeletons: Skeletons, key: Row, free: dict[int, _Normed]
             "rope-columns", "the whole row of kr_cache is rotated", f"{rotation.width} of {width} columns",
             "all columns", "", key.start,
         )  # fmt: skip
-    tokens = _tokens(facts, found.skeleton.down, value_made, key_made)
+    tokens = _tokens(facts, _settling(facts, key), found.skeleton.down, value_made, key_made)
     site = Site(
         mode=mode, key=key, value=value, norm=value.norm, kc_scale=free[id(value)].scale,
         key_parts=[entry.x for entry in key.views],
@@ -169,36 +172,57 @@ def _site(facts: Facts, skeletons: Skeletons, key: Row, free: dict[int, _Normed]
     return site
 
 
-def _query(facts: Facts, skeletons: Skeletons, key: Row, value: Row, key_made: Product) -> Found | None:
+def _query(facts: Facts, skeletons: Skeletons, key: Row, value: Row, key_made: Product, seen: set[int]) -> Found | None:
     """The query that belongs to the key; None where nothing looks like one."""
-    view, written = facts.view, key.write.probes[0]
+    view = facts.view
     rotation = key.views[0].rotation
     assert rotation is not None and value.norm is not None
     tables = table_sources(view, [rotation.cos_source.value, rotation.sin_source.value])
-
-    def settled(targets: list[ir.Value]) -> Probe:
-        probe = written.probe
-        return settle(view, probe.seed, probe.numbers, [key.write.out, *targets], probe.sizes)
-
-    found = find_query(view, settled, skeletons.of(key_made.x, value.norm), rotation.width, tables)
+    near = skeletons.of(key_made.x, value.norm)
+    found = find_query(view, _settling(facts, key), near, rotation.width, tables)
     if found is None:
-        plain = has_plain_query(view, key_made.x, {id(key_made.out)}, tables)
+        value_made = product_of(view, source_of(view, value.norm.x))
+        known = {id(made.out) for made in (key_made, value_made) if made is not None}
+        plain = plain_query(view, key_made.x, known, tables)
         if plain is not None:
             raise Refused(
                 "mla-no-q-lora", "the query is projected down, normed and projected up",
-                f"{plain.name} is projected from the hidden states at once", "weight_dq, a norm, weight_uq_qr",
+                f"{plain.name} is projected from the hidden states without a norm", "weight_dq, a norm, weight_uq_qr",
                 "a norm in between cannot be undone: KvRmsNormRopeCache takes the key side of such models", plain,
+            )  # fmt: skip
+        other = next((item for item in skeletons.elsewhere(seen) if is_query(view, item, tables)), None)
+        if other is not None:
+            raise _other_tokens([other.down, key_made])
+        if near:
+            raise Refused(
+                "mla-no-query", "normed rows of the hidden states are projected to heads and rotated",
+                f"{near[0].norm.y.name} is not", "weight_uq_qr and the key's rotation", "", near[0].norm.y,
             )  # fmt: skip
     return found
 
 
-def _tokens(facts: Facts, *products: Product) -> ir.Value:
-    """What all products read, in the latest form that is common to them."""
+def _settling(facts: Facts, key: Row) -> Settled:
+    """Makes trial sizes like those that the key was read under."""
+    probe = key.write.probes[0].probe
+
+    def settled(targets: list[ir.Value]) -> Probe:
+        return settle(facts.view, probe.seed, probe.numbers, [key.write.out, *targets], probe.sizes)
+
+    return settled
+
+
+def _tokens(facts: Facts, settled: Settled, *products: Product) -> ir.Value:
+    """What all products read: by batch where it comes so, else in the latest form that is common to them."""
     chains = [views_behind(facts.view, made.x) for made in products]
-    for value in chains[0]:
-        if all(any(value is other for other in chain) for chain in chains[1:]):
-            return value
-    raise Refused(
+    shared = [value for value in chains[0] if all(any(value is other for other in chain) for chain in chains[1:])]
+    if shared:
+        probe = settled([*shared, *(made.out for made in products)])
+        return next((value for value in shared if len(probe.shape(value) or ()) == 3), shared[0])
+    raise _other_tokens(products)
+
+
+def _other_tokens(products: Sequence[Product]) -> Refused:
+    return Refused(
         "mla-other-tokens", "query and key are projected from the same hidden states",
         " and ".join(dict.fromkeys(made.x.name or "?" for made in products)), "one value", "", products[0].out,
     )  # fmt: skip

@@ -195,8 +195,13 @@ def _hand_out(
 
 
 def _product(emit: Emitter, join: Join, packed: dict[tuple[object, ...], ir.Value]) -> ir.Value:
-    """``input @ [weights] + [biases]`` by the operator of the first part."""
+    """``input @ [weights] + [biases]`` by the operator of the first part.
+
+    The operands are those that its node reads now: what computed them may have been replaced by another fusion.
+    """
     first = join.parts[0]
+    x = first.product.inputs[0]
+    assert x is not None
     kind = first.product.op_type
     turned = first.is_turned
     weight = _weight(emit, join, turned, packed)
@@ -205,14 +210,14 @@ def _product(emit: Emitter, join: Join, packed: dict[tuple[object, ...], ir.Valu
     if kind == "MatMulInteger":
         zeros = [part.weight_zero for part in join.parts]
         zero = _vector(emit, join, zeros, "packed_zero") if any(item is not None for item in zeros) else None
-        operands = [first.input, weight, first.input_zero, zero]
+        operands = [x, weight, first.product.inputs[2] if first.input_zero is not None else None, zero]
         while operands[-1] is None:
             operands.pop()
         return emit.node(kind, operands, "packed", dtype=join.value.dtype)
     if kind == "Gemm":
-        operands = [first.input, weight] if bias is None else [first.input, weight, bias]
+        operands = [x, weight] if bias is None else [x, weight, bias]
         return emit.node(kind, operands, "packed", {"transB": int(turned)}, dtype=join.value.dtype)
-    product = emit.node(kind, [first.input, weight], "packed", dtype=join.value.dtype)
+    product = emit.node(kind, [x, weight], "packed", dtype=join.value.dtype)
     return product if bias is None else emit.node("Add", [product, bias], "packed_biased")
 
 

@@ -79,6 +79,7 @@ class GraphBuilder:
         self._outputs: list[tuple[Tensor, str]] = []
         self._last_controls: list[str] = []
         self._shared: dict[tuple[str, Shape, bytes], Tensor] = {}
+        self._common: dict[str, Tensor] = {}
 
     # ------------------------------------------------------------------------------------------------ inputs
 
@@ -146,6 +147,12 @@ class GraphBuilder:
         except KeyError:
             raise BadInput("no GE element type for a constant", where=name, found=str(values.dtype)) from None
         return self.const_bytes(bytes_of(values), dtype, values.shape, name=name, known=values, layout=layout)
+
+    def shared_const(self, name: str, array: Array) -> Tensor:
+        """A constant that many nodes read, made on first use and found again by its name."""
+        if name not in self._common:
+            self._common[name] = self.const(array, name=name)
+        return self._common[name]
 
     def const_bytes(
         self,
@@ -323,6 +330,10 @@ class GraphBuilder:
         dynamic = {name: [tensor.type for tensor in group] for name, group in placed.dynamic.items()}
         call = OpCall(prototype.name, prototype, single, dynamic, with_defaults(prototype, attrs), known, where)
         return inference.infer(call)
+
+    def is_computed(self, tensor: Tensor) -> bool:
+        """Whether a tensor comes out of an operator, rather than from outside or from a constant."""
+        return self._by_name[tensor.edge.node].type not in ("Data", "RefData", "Const", "Constant", "FileConstant")
 
     def after(self, later: Tensor, earlier: Tensor) -> None:
         """Orders two nodes without a data edge: ``later``'s node runs after ``earlier``'s (a control edge).

@@ -13,6 +13,7 @@ from ir_ops.files import replacing
 from ir_ops.ge import air
 from ir_ops.ge.atc import AtcCall, atc_call
 from ir_ops.ge.builder import GraphBuilder
+from ir_ops.ge.collector import without_collector
 from ir_ops.ge.convert.engine import Engine
 from ir_ops.ge.convert.load import InputShapes, Source, load
 from ir_ops.ge.convert.load import input_shapes as dims_of_inputs
@@ -23,6 +24,7 @@ from ir_ops.ge.prune import prune
 from ir_ops.ge.text import show
 from ir_ops.ge.validator import Finding, errors, validate
 
+ATTENTION_FORMS = ("auto", "plain")
 CACHE_FORMS = ("ref", "copy")
 
 
@@ -60,6 +62,7 @@ class ExportResult:
     timings: dict[str, float] = field(default_factory=dict)
 
 
+@without_collector()
 def export(
     model: Source,
     out: str | Path | None = None,
@@ -71,6 +74,7 @@ def export(
     input_shapes: InputShapes | None = None,
     weights: str = "auto",
     nz_weights: str = "auto",
+    attention: str = "auto",
     inline_limit: int = INLINE_LIMIT,
 ) -> ExportResult:
     """Converts an ONNX model to GE IR, validates it and writes it.
@@ -90,6 +94,7 @@ def export(
             data), "file-per-tensor" (each weight copied into ``NAME_weights`` beside the file).
         nz_weights: weights that operators want in FRACTAL_NZ are packed: "auto" (where they are stored anew anyway),
             "always", "never" (GE packs them).
+        attention: "auto" takes FusedInferAttentionScore where that is provably the same, "plain" never.
         inline_limit: bytes of weights from which ``auto`` keeps them in files.
 
     Raises:
@@ -100,6 +105,8 @@ def export(
     """
     if cache not in CACHE_FORMS:
         raise BadUsage("unknown cache form", found=cache, wanted=" | ".join(CACHE_FORMS))
+    if attention not in ATTENTION_FORMS:
+        raise BadUsage("unknown form of attention", found=attention, wanted=" | ".join(ATTENTION_FORMS))
     product = settled_product(product, soc)
     target = None if out is None else _target(out)
     clock = _Clock()
@@ -108,7 +115,7 @@ def export(
     plan = make_plan(source, weights, target, inline_limit, nz_weights)
     clock.lap("load")
     name = target.stem if target is not None else source.graph.name or "model"
-    engine = Engine(source, dims_of_inputs(source, input_shapes), plan, cache, product, GraphBuilder(name))
+    engine = Engine(source, dims_of_inputs(source, input_shapes), plan, cache, product, GraphBuilder(name), attention)
     made = prune(engine.run())
     check_types(made, product)
     made.folder = None if target is None else target.resolve().parent

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import benchmarks
-from benchmarks import dequant_graphs, kernel_rows, kv_graphs, mla_prolog, qkv_graphs
+from benchmarks import attention, dequant_graphs, kernel_rows, kv_graphs, mla_prolog, qkv_graphs
 from benchmarks.kernel_rows import VARIANTS
 from benchmarks.timing import interleaved, table
 from ir_ops.dtypes import Array
@@ -104,6 +104,16 @@ def test_kernel_benchmark_prints_every_operator(capsys: pytest.CaptureFixture[st
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines if "memcpy" in line] == list(kernel_rows.OPERATORS)
     assert sum(line.startswith("prefill") and line.endswith("x") for line in lines) == 10
+
+
+@pytest.mark.parametrize("variant", attention.VARIANTS, ids=lambda variant: variant[0])
+def test_attention_variants_run(variant: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kind of cache, and both of onnxruntime's operators, in a step of two small layers."""
+    monkeypatch.setattr(attention, "_LEAST_BYTES", 1)
+    problem = attention.Problem(128, batch=2, heads=4, kv_heads=2, width=32)
+    times = attention.measure(problem, variant[:1], seconds=0.01)
+    assert set(times) == {"GQA", "Attention", "read", variant[0]}
+    assert min(times.values()) > 0
 
 
 def test_interleaved_tells_slow_from_fast() -> None:

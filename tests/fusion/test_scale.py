@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ import pytest
 import fusion
 from fusion.facts.probe import Probe
 from models.architecture import PRESETS, tiny
-from models.decoder import Options, build
+from models.decoder import Options, build, write
 from models.weights import RandomWeights
 from tests.fusion.zoo.spec import HIDDEN, Parameters, Spec
 from tests.fusion.zoo.spellings import Preamble
@@ -105,3 +108,42 @@ def test_layers_behind_experts_are_reached_once(length: int, evaluated: Counter[
         assert fusion.fuse(decoder(layers, 4, length), only=[OP]).count(OP) == layers
         totals.append(evaluated.total())
     assert totals[1] < 2.2 * totals[0]
+
+
+UNREAD = """
+import os, sys
+from fusion.cli import main
+
+def hook(event, args):
+    if event == "open" and str(args[0]).endswith(".onnx.data"):
+        os.write(2, f"opened {args[0]}\\n".encode())
+        os._exit(9)
+
+sys.addaudithook(hook)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("command", ["fuse", "explain"])
+def test_the_weight_file_is_never_opened(command: str, tmp_path: Path) -> None:
+    """With gigabytes of weights that are nothing but holes, in a process that dies when it opens them."""
+    model = replace(PRESETS["deepseek-v3"], layers=4)
+    written = write(model, tmp_path / "m.onnx", Options("bfloat16", batch=1, length=4096))
+    assert written.data is not None and written.weight_bytes > 1e10
+    words = [command, str(tmp_path / "m.onnx"), *([str(tmp_path / "f.onnx")] if command == "fuse" else [])]
+    ran = subprocess.run([sys.executable, "-c", UNREAD, *words], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert f"4 x {OP}" in ran.stdout
+    if command == "fuse":
+        fused = onnx.load_model(tmp_path / "f.onnx", load_external_data=False)
+        assert sum(node.op_type == OP for node in fused.graph.node) == 4
+        assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".data")] == ["m.onnx.data"]
+
+
+def test_the_hook_would_notice(tmp_path: Path) -> None:
+    write(tiny(PRESETS["qwen3-8b"]), tmp_path / "m.onnx", Options("float32"), weights="sparse")
+    program = UNREAD.replace("from fusion.cli import main", "from fusion.cli import main; import numpy as np").replace(
+        "sys.exit(main(sys.argv[1:]))", f"np.memmap({str(tmp_path / 'm.onnx.data')!r})"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ran.returncode == 9 and "opened" in ran.stderr

@@ -11,7 +11,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     from fusion.cli import console
 
-    parser.add_argument("names", metavar="NAME", nargs="*", help="which measurements: decode, kernels (default), mla")
+    parser.add_argument(
+        "names", metavar="NAME", nargs="*", help="which measurements: decode, kernels (default), mla, scale"
+    )
     parser.add_argument("--quick", action="store_true", help="a fraction of the time, rougher figures")
     parser.add_argument("--small", action="store_true", help="mla: a layer of a fortieth of DeepSeek-V3's size")
     parser.add_argument("--threads", type=console.at_least(1), metavar="N", help="threads of the kernels (default 1)")

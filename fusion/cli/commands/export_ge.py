@@ -49,6 +49,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="fix the shape of an input; repeatable",
     )
     parser.add_argument(
+        "--attention",
+        choices=("auto", "plain"),
+        default="auto",
+        help="Attention as GE's operator where that is provably the same (default), or always spelled out",
+    )
+    parser.add_argument(
         "--onnx-plugin",
         metavar="DIR",
         help="the other route (atc --framework=5): write the model in opset 18 and parser plugins for its operators",
@@ -101,6 +107,7 @@ def _air(args: argparse.Namespace, loaded: Loaded) -> None:
         input_shapes=dict(args.input_shape) or None,
         weights=args.weights,
         nz_weights=args.nz_weights,
+        attention=args.attention,
     )
     before, after = result.ops_before.total(), result.ops_after.total()
     print(f"{before} ONNX nodes became {after} GE nodes; {console.size(result.inline_bytes)} of weights inside", end="")

@@ -26,6 +26,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "auto: where they are small or in the model file",
     )
     parser.add_argument(
+        "--cache", choices=("keep", "auto", "contiguous", "paged"), default="keep",
+        help="make caches that grow with every token caches in place: in pages (auto, paged) or one page a sequence",
+    )  # fmt: skip
+    parser.add_argument(
+        "--block-size", type=console.at_least(1), default=0, metavar="N", help="tokens of a page (default 128)"
+    )
+    parser.add_argument(
+        "--capacity", type=console.at_least(1), default=0, metavar="N",
+        help="most tokens of a sequence (default: free when paged, else 4096)",
+    )  # fmt: skip
+    parser.add_argument(
         "--strict-slots",
         action="store_true",
         help="refuse where cache slots could be -1 and the graph does not say skip",
@@ -58,6 +69,9 @@ def run(args: argparse.Namespace) -> int:
         functions=not args.no_functions,
         weights=args.weights,
         pack=args.pack,
+        cache=args.cache,
+        block_size=args.block_size,
+        capacity=args.capacity,
     )
     if loaded is not None:
         result = dataclasses.replace(result, notes=(*loaded.notes, *result.notes))

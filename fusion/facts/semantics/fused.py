@@ -27,6 +27,19 @@ def rms_normalization(attrs: Attrs, x: Array, gamma: Array) -> Array:
     return _normalised(x, gamma, attrs.get("epsilon", 1e-5), int(attrs.get("axis", -1)), bool(attrs.get("@wide")))
 
 
+def _skip_shapes(attrs: Attrs, operands: Operands) -> list[tuple[int, ...]]:
+    (shape,) = _first_shape(attrs, operands)
+    return [shape, (*shape[:-1], 1), (*shape[:-1], 1), shape]
+
+
+@computing("SkipSimplifiedLayerNormalization", _skip_shapes, domain="com.microsoft")
+def skip_normalization(attrs: Attrs, x: Array, skip: Array, gamma: Array, bias: Array | None = None) -> Any:
+    total = x + skip if bias is None else x + skip + bias
+    y = _normalised(total, gamma, attrs.get("epsilon", 1e-5), -1, bool(attrs.get("@wide")))
+    square = (total * total).mean(axis=-1, keepdims=True)
+    return y, np.zeros_like(square), 1 / np.sqrt(square + attrs.get("epsilon", 1e-5)), total
+
+
 @computing("LayerNormalization", _first_shape)
 def layer_normalization(attrs: Attrs, x: Array, gamma: Array, beta: Array | None = None) -> Any:
     axes = tuple(range(int(attrs.get("axis", -1)) % x.ndim, x.ndim))
@@ -96,3 +109,35 @@ def _rotary(attrs: Attrs, x: Array, cos: Array, sin: Array, positions: Array | N
     parts = [_per_token(table, positions)[..., : width // 2].astype(inner.dtype) for table in (cos, sin)]
     turned = _rotate(inner, parts[0], parts[1], bool(attrs.get("interleaved", 0)))
     return turned if x.ndim == 4 else turned.transpose(0, 2, 1, 3).reshape(x.shape)
+
+
+def _attention_shape(attrs: Attrs, operands: Operands) -> list[tuple[int, ...]]:
+    """The queries' shape with the values' columns; keys and values have the same tokens."""
+    query, key, value = operands[:3]
+    assert query is not None and key is not None and value is not None
+    if query.ndim != 4 or key.ndim != 4 or value.ndim != 4:
+        raise Unsupported("attention on joined heads")
+    for left, right in ((query.shape[0], key.shape[0]), (key.shape[0], value.shape[0]), (key.shape[2], value.shape[2])):
+        if left != right:
+            raise Conflict(left, right)
+    return [(*query.shape[:3], value.shape[3])]
+
+
+@computing("Attention", _attention_shape)
+def attention(
+    attrs: Attrs, query: Array, key: Array, value: Array, mask: Array | None = None, *others: Array | None
+) -> Array:
+    """ai.onnx Attention without a past, for queries ``[B, N, S, D]`` over ``[B, Nkv, T, D]``."""
+    _attention_shape(attrs, (query, key, value))
+    if any(item is not None for item in others) or attrs.get("softcap", 0.0):
+        raise Unsupported("attention with a past, lengths or a softcap")
+    inner: type[np.floating[Any]] = np.float64 if attrs.get("@wide") else np.float32
+    key, value = (item.repeat(query.shape[1] // item.shape[1], axis=1).astype(inner) for item in (key, value))
+    scale = float(attrs.get("scale", 1.0 / np.sqrt(query.shape[-1])))
+    scores = query.astype(inner) @ key.swapaxes(-1, -2) * inner(scale)
+    if attrs.get("is_causal", 0):
+        scores = np.where(np.tri(*scores.shape[-2:]) > 0, scores, -np.inf)
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask.astype(inner)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.asarray((weights / weights.sum(axis=-1, keepdims=True) @ value).astype(query.dtype))

@@ -47,12 +47,14 @@ class OpDef:
         shapes: for operators that compute: a cheap ``shapes(attrs, operands) -> output shapes`` where operands may be
             shape-only dummies; None means elementwise broadcasting of all operands.
         kind: ``move``, ``elementwise``, ``reduce`` or ``compute``.
+        carries: for movement: per output, the operand that it is, written over; the first for all when empty.
     """
 
     run: Callable[[Attrs, Operands], tuple[Array, ...]]
     kind: str
     moves: tuple[int, ...] | None = None
     shapes: Callable[[Attrs, Operands], list[tuple[int, ...]]] | None = None
+    carries: tuple[int, ...] = ()
 
 
 _TABLE: dict[tuple[str, str], OpDef] = {}
@@ -89,11 +91,30 @@ def _as_tuple(result: Any) -> tuple[Array, ...]:
     return tuple(result) if isinstance(result, (list, tuple)) else (result,)
 
 
-def movement(names: str, moves: tuple[int, ...]) -> Callable[[Function], Function]:
+def _guarded(function: Function) -> Function:
+    """``function`` that finds operands of another form than its operator's unsupported: graphs may be broken."""
+
+    def run(*operands: Any) -> Any:
+        try:
+            return function(*operands)
+        except (ValueError, IndexError, TypeError, AssertionError, AttributeError, ArithmeticError) as error:
+            raise Unsupported(str(error) or type(error).__name__) from None
+
+    return run
+
+
+def movement(
+    names: str, moves: tuple[int, ...], domain: str = "", carries: tuple[int, ...] = ()
+) -> Callable[[Function], Function]:
     """Registers ``f(attrs, *operands)`` as a movement operator. ``(-1,)`` means that every operand is moved."""
 
     def decorate(function: Function) -> Function:
-        register(names, OpDef(lambda attrs, operands: _as_tuple(function(attrs, *operands)), "move", moves))
+        run = _guarded(function)
+
+        def moved(attrs: Attrs, operands: Operands) -> tuple[Array, ...]:
+            return _as_tuple(run(attrs, *operands))
+
+        register(names, OpDef(moved, "move", moves, carries=carries), domain)
         return function
 
     return decorate
@@ -103,9 +124,11 @@ def elementwise(names: str) -> Callable[[Function], Function]:
     """Registers ``f(attrs, *operands)`` whose result has the broadcast shape of its operands."""
 
     def decorate(function: Function) -> Function:
+        guarded = _guarded(function)
+
         def run(attrs: Attrs, operands: Operands) -> tuple[Array, ...]:
             broadcast_shape(*(operand.shape for operand in operands if operand is not None))
-            return _as_tuple(function(attrs, *operands))
+            return _as_tuple(guarded(attrs, *operands))
 
         register(names, OpDef(run, "elementwise"))
         return function
@@ -119,7 +142,8 @@ def computing(
     """Registers ``f(attrs, *operands)`` with a shape rule of its own."""
 
     def decorate(function: Function) -> Function:
-        entry = OpDef(lambda attrs, operands: _as_tuple(function(attrs, *operands)), kind, None, shapes)
+        run = _guarded(function)
+        entry = OpDef(lambda attrs, operands: _as_tuple(run(attrs, *operands)), kind, None, _guarded(shapes))
         register(names, entry, domain)
         return function
 

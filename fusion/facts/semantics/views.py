@@ -132,6 +132,8 @@ def slice_(
     stride = [1] * len(first) if steps is None else ints(steps)
     index = [slice(None)] * x.ndim
     for axis, start, end, step in zip(chosen, first, last, stride, strict=True):
+        if step == 0:
+            raise Unsupported("a Slice with step 0")
         size = x.shape[axis]
         start = start + size if start < 0 else start
         end = end + size if end < 0 else end

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
-from ir_ops.dtypes import DType, by_onnx
+from ir_ops.dtypes import Array, DType, by_numpy, by_onnx
 from ir_ops.errors import BadModel, ExportError, KvfuseError
 from ir_ops.ge.builder import GraphBuilder
 from ir_ops.ge.convert import load_families
@@ -21,7 +21,7 @@ from ir_ops.ge.convert.load import attributes, opset, plain_domain
 from ir_ops.ge.convert.operand import Operand, settle
 from ir_ops.ge.convert.registry import Converter, find_converter
 from ir_ops.ge.convert.unsupported import Unsupported
-from ir_ops.ge.convert.weights import WeightPlan
+from ir_ops.ge.convert.weights import WeightPlan, content
 from ir_ops.ge.infer.call import Known
 from ir_ops.ge.model import Model, Shape, TensorType
 from ir_ops.ge.tensor import Outputs, Tensor
@@ -53,6 +53,7 @@ class Engine:
     cache: str
     product: str
     builder: GraphBuilder
+    attention: str = "auto"
     notes: list[str] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     source_names: dict[str, str] = field(default_factory=dict)
@@ -116,7 +117,8 @@ class Engine:
         shape = tuple(tensor.shape.numpy())
         make = partial(self.weights.add, self.builder, tensor, dtype, shape, name)
         make_nz = partial(self.weights.add_nz, self.builder, tensor, dtype, shape, name)
-        self._values[value] = Operand(name, TensorType(dtype, shape), make=make, load=tensor.numpy, make_nz=make_nz)
+        load = partial(content, tensor, dtype, shape)
+        self._values[value] = Operand(name, TensorType(dtype, shape), make=make, load=load, make_nz=make_nz)
 
     # ------------------------------------------------------------------------------------------------ nodes
 
@@ -126,6 +128,9 @@ class Engine:
         label = f"{domain}.{node.op_type}" if domain else node.op_type
         version = node.version or opset(self.model, domain)
         try:
+            if node.op_type == "If" and not domain:
+                self._branch(node)
+                return
             converter = find_converter(domain, node.op_type, version)
             inputs = [None if value is None else self._values[value] for value in node.inputs]
             if any(value is not None and operand is None for value, operand in zip(node.inputs, inputs, strict=True)):
@@ -143,6 +148,27 @@ class Engine:
             self._fail(label, name, error.what + (f" (found {error.found})" if error.found else ""), error.wanted)
         for value in node.outputs:
             self._values[value] = None
+
+    def _branch(self, node: ir.Node) -> None:
+        """An If whose condition is known at export is the branch it takes."""
+        condition = self._values[node.inputs[0]] if node.inputs[0] is not None else None
+        if condition is None:
+            raise _Poisoned
+        known = condition.constant()
+        if known is None:
+            raise Unsupported("a branch that is chosen at run time", "fixed input shapes, or an export without If")
+        graph = node.attributes["then_branch" if bool(known.reshape(-1)[0]) else "else_branch"].as_graph()
+        for value in graph.initializers.values():
+            self._add_initializer(value)
+        for inner in graph:
+            self._convert(inner, frozenset())
+        for value, made in zip(node.outputs, graph.outputs, strict=True):
+            self._values[value] = self._values[made]
+
+    def _store(self, array: Array, name: str) -> Tensor:
+        """A weight that the conversion made: kept where the model's weights are kept."""
+        tensor = ir.Tensor(array, name=name)
+        return self.weights.add(self.builder, tensor, by_numpy(array.dtype), array.shape, name)
 
     def _convert_known(
         self,
@@ -167,7 +193,19 @@ class Engine:
                 return
         used = [bool(value.uses()) or value.is_graph_output() for value in node.outputs]
         call = NodeCall(
-            self.builder, node.op_type, domain, name, version, inputs, attrs, used, in_place, self.product, self.notes
+            self.builder,
+            node.op_type,
+            domain,
+            name,
+            version,
+            inputs,
+            attrs,
+            used,
+            in_place,
+            self.product,
+            self.notes,
+            self.attention,
+            self._store,
         )
         made = converter.run(call)
         tensors = [made] if isinstance(made, Tensor) else made.flat() if isinstance(made, Outputs) else list(made)

@@ -87,6 +87,9 @@ def _converter(operator: Operator) -> Convert:
             if entry.supplied and entry.name not in inputs:
                 buffer = _supplied(n, entry, present[entry.supplied], operator.infer(specs, attrs)[entry.name])
                 inputs[entry.name] = n.emit("TensorMove", {"x": buffer}, part=entry.name)
+        for entry in operator.inputs:
+            if entry.host and entry.name in inputs and n.builder.is_computed(inputs[entry.name]):
+                n.note_once(f"{n.op_type}: {entry.name} is computed; GE wants a graph input or a constant")
         lists = _lists(operator)
         return n.emit_all(operator.name, {key: [x] if key in lists else x for key, x in inputs.items()}, attrs)
 

@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import onnx_ir as ir
 
-from ir_ops.dtypes import DType
+from ir_ops.dtypes import Array, DType
 from ir_ops.errors import BadInput, BadModel, BadUsage
 from ir_ops.files import replacing
 from ir_ops.ge.builder import GraphBuilder
-from ir_ops.ge.model import FRACTAL_NZ, Shape
+from ir_ops.ge.model import FRACTAL_NZ, Shape, TensorType, array_from_bytes
 from ir_ops.ge.nz import packed, storage_shape
 from ir_ops.ge.tensor import Tensor
 
@@ -94,7 +95,7 @@ class WeightPlan:
             return self._own_file(builder, tensor, dtype, shape, name)
         self.external_bytes += tensor.nbytes
         if isinstance(tensor, ir.ExternalTensor):
-            path, offset = Path(os.path.abspath(tensor.path)), int(tensor.offset or 0)
+            path, offset = os.path.abspath(tensor.path), int(tensor.offset or 0)
         else:
             path, offset = self._append(tensor, dtype, shape)
         return builder.file_constant(path, offset, tensor.nbytes, dtype, shape, name=name)
@@ -143,9 +144,10 @@ class WeightPlan:
         self._pieces[path] = [_Piece(tensor, dtype, shape, 0, layout)]
         return builder.const_file(f"{folder.name}/{path.name}", dtype, shape, name=name, layout=layout)
 
-    def _append(self, tensor: ir.TensorProtocol, dtype: DType, shape: Shape) -> tuple[Path, int]:
+    def _append(self, tensor: ir.TensorProtocol, dtype: DType, shape: Shape) -> tuple[str, int]:
         """A place in ``NAME.weights``; a file that would grow too large is followed by the next one."""
-        assert self.out is not None
+        if self.out is None:
+            raise BadUsage("weights in memory do not fit into the file", hint="give an output path")
         end = 0
         if self._shared:
             last = self._pieces[self._shared[-1]][-1]
@@ -154,7 +156,7 @@ class WeightPlan:
             number, end = len(self._shared), 0
             self._shared.append(self.out.with_suffix(f".weights{'' if number == 0 else number}"))
         self._pieces.setdefault(self._shared[-1], []).append(_Piece(tensor, dtype, shape, end))
-        return Path(os.path.abspath(self._shared[-1])), end
+        return os.path.abspath(self._shared[-1]), end
 
     def sizes(self) -> dict[Path, int]:
         """Size of every file that :meth:`write` makes, by absolute path."""
@@ -198,10 +200,25 @@ def _replacing_folder(folder: Path) -> Iterator[Path]:
 
 
 def _read(tensor: ir.TensorProtocol, name: str = "") -> bytes:
+    """A weight's bytes. Of external data only these are read: onnx_ir would map the whole file for each tensor."""
     try:
-        return tensor.tobytes()
+        if not isinstance(tensor, ir.ExternalTensor):
+            return tensor.tobytes()
+        with Path(tensor.path).open("rb") as file:
+            file.seek(int(tensor.offset or 0))
+            data = file.read(tensor.nbytes)
+        if len(data) != tensor.nbytes:
+            raise ValueError(f"the file ends {tensor.nbytes - len(data)} bytes early")
     except (OSError, ValueError) as error:
         raise _unreadable(tensor, name, error) from None
+    return data
+
+
+def content(tensor: ir.TensorProtocol, dtype: DType, shape: Shape) -> Array:
+    """A weight's values. Raises BadModel when its file cannot be read."""
+    if not isinstance(tensor, ir.ExternalTensor) or dtype.np is None:
+        return np.asarray(tensor.numpy())
+    return array_from_bytes(_read(tensor), TensorType(dtype, shape))
 
 
 def _unreadable(tensor: ir.TensorProtocol, name: str, error: Exception) -> BadModel:
@@ -230,7 +247,8 @@ def _weights(model: ir.Model) -> Iterator[ir.TensorProtocol]:
 
 def _check_target(model: ir.Model, out: Path) -> None:
     """Refuses to write over the model's own weights."""
-    taken = {Path(os.path.realpath(tensor.path)) for tensor in _weights(model) if isinstance(tensor, ir.ExternalTensor)}
+    files = {os.fspath(tensor.path) for tensor in _weights(model) if isinstance(tensor, ir.ExternalTensor)}
+    taken = {Path(os.path.realpath(file)) for file in files}
     folder = out.with_name(f"{out.stem}_weights")
     for path in taken:
         own = path.name.startswith(f"{out.stem}.weights") and path.parent == Path(os.path.realpath(out.parent))

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from ir_ops.ge import air
+from ir_ops.ge.collector import without_collector
 from ir_ops.ge.messages import Message
 from ir_ops.ge.model import Model
 from ir_ops.ge.validator.context import ERROR, NOTE, WARNING, Context, Finding, Rule, all_rules
@@ -34,6 +35,7 @@ def rules() -> list[Rule]:
     return [all_rules()[number] for number in sorted(all_rules())]
 
 
+@without_collector()
 def validate(
     source: str | os.PathLike[str] | bytes | Model,
     *,

@@ -55,9 +55,17 @@ class Op:
     edges: list[tuple[str, int] | None] = field(default_factory=list)
     """Data inputs by slot; None for an unconnected one."""
     controls: list[str] = field(default_factory=list)
+    name: str = ""
+    type: str = ""
+    is_input: bool = False
+    is_constant: bool = False
 
     def __post_init__(self) -> None:
         message = self.message
+        # asked for by every rule, so not taken out of the message again and again
+        self.name, self.type = str(message.name), str(message.type)
+        self.is_input = self.type in ("Data", "RefData")
+        self.is_constant = self.type in ("Const", "Constant", "FileConstant")
         self.prototype = find(message.type)
         self.input_names = names_of(message, "_input_name", len(message.input_desc))
         self.output_names = names_of(message, "_output_name", len(message.output_desc))
@@ -69,24 +77,8 @@ class Op:
                 self.edges.append(edge)
 
     @property
-    def name(self) -> str:
-        return str(self.message.name)
-
-    @property
-    def type(self) -> str:
-        return str(self.message.type)
-
-    @property
     def place(self) -> str:
         return f"{self.graph.name}/{self.name}"
-
-    @property
-    def is_input(self) -> bool:
-        return self.type in ("Data", "RefData")
-
-    @property
-    def is_constant(self) -> bool:
-        return self.type in ("Const", "Constant", "FileConstant")
 
     def attr(self, name: str) -> Message:
         """An attribute, an empty one when it is not there (reading a map directly would add it)."""

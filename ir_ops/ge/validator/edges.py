@@ -55,19 +55,26 @@ def placeholders(c: Context) -> Iterator[Report]:
     for op in c.ops():
         if op.is_input or op.prototype is None:
             continue
-        kinds = _kinds(op.prototype)
         for i, (edge, desc) in enumerate(zip(op.edges, op.message.input_desc, strict=False)):
-            place, name = f"{op.place} input {i}", op.input_names[i]
-            if edge is not None:
-                if is_placeholder(desc):
-                    yield ERROR, place, "a connected input has a placeholder descriptor"
-            elif not is_placeholder(desc):
-                found = f"element type {desc.dtype}, layout {desc.layout!r}"
-                yield ERROR, place, f"an unconnected input is declared as a tensor ({found}): E11019 in GE"
-            elif UNFED_ATTR not in desc.attr:
-                yield ERROR, place, f"an absent input lacks {UNFED_ATTR}"
-            elif kinds.get(name) != OPTIONAL:
-                yield ERROR, place, f"{name or 'an unnamed input'} is absent but not optional"
+            if edge is None:
+                reason = _why_not_absent(op, i, desc)
+            else:
+                reason = "a connected input has a placeholder descriptor" if is_placeholder(desc) else ""
+            if reason:
+                yield ERROR, f"{op.place} input {i}", reason
+
+
+def _why_not_absent(op: Op, index: int, desc: Message) -> str:
+    """Why an unconnected slot is none that GE takes for an absent optional input; "" when it is."""
+    if not is_placeholder(desc):
+        found = f"element type {desc.dtype}, layout {desc.layout!r}"
+        return f"an unconnected input is declared as a tensor ({found}): E11019 in GE"
+    if UNFED_ATTR not in desc.attr:
+        return f"an absent input lacks {UNFED_ATTR}"
+    name = op.input_names[index]
+    if op.prototype is None or _kinds(op.prototype).get(name) != OPTIONAL:
+        return f"{name or 'an unnamed input'} is absent but not optional"
+    return ""
 
 
 def _order(graph: Graph) -> list[Op]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ir_ops.ge.codec import FORMAT_ND, FORMAT_NZ, UNKNOWN_RANK, layout_of
 from ir_ops.ge.messages import Message
@@ -19,50 +20,67 @@ _NZ_ATTRS = (
 )
 
 
-def _descs(c: Context) -> Iterator[tuple[Op, str, Message]]:
+@dataclass(frozen=True, slots=True)
+class _Port:
+    """A descriptor's place; its text is made only for a report."""
+
+    op: Op
+    side: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.op.place} {self.side} {self.index}"
+
+
+def _descs(c: Context) -> Iterator[tuple[_Port, Message]]:
     for op in c.ops():
         for i, desc in enumerate(op.message.input_desc):
-            yield op, f"{op.place} input {i}", desc
+            yield _Port(op, "input", i), desc
         for i, desc in enumerate(op.message.output_desc):
-            yield op, f"{op.place} output {i}", desc
+            yield _Port(op, "output", i), desc
 
 
-def _reads_constant(op: Op, place: str) -> bool:
-    """Whether a place ``... input i`` is fed by a constant (an empty one is how a shape of rank 0 is written)."""
-    side, _, number = place.rpartition(" ")
-    if not side.endswith("input") or int(number) >= len(op.edges):
-        return False
-    edge = op.edges[int(number)]
+def _reads_constant(op: Op, index: int) -> bool:
+    """Whether an input is fed by a constant (an empty one is how a shape of rank 0 is written)."""
+    edge = op.edges[index] if index < len(op.edges) else None
     source = None if edge is None else op.graph.by_name.get(edge[0])
     return source is not None and source.is_constant
 
 
+def _reads(port: _Port) -> bool:
+    return port.side == "input" and _reads_constant(port.op, port.index)
+
+
 def _may_be_empty(op: Op) -> bool:
     """Whether an operator's contract has empty tensors: outputs a mode leaves out, a cache it does not use."""
-    return op.type in OPS or (op.type == "TensorMove" and _reads_constant(op, "input 0"))
+    return op.type in OPS or (op.type == "TensorMove" and _reads_constant(op, 0))
 
 
 @rule(26, "Dims are -2 (alone: unknown rank), -1 or more; 0 only in constants")
 def dims(c: Context) -> Iterator[Report]:
-    for op, place, desc in _descs(c):
-        shape = list(desc.shape.dim)
-        if any(dim < UNKNOWN_RANK for dim in shape):
-            yield ERROR, place, f"dims {shape}: below -2"
+    for port, desc in _descs(c):
+        shape = tuple(desc.shape.dim)
+        if not shape or min(shape) > 0:
+            continue
+        text = f"dims {list(shape)}"
+        if min(shape) < UNKNOWN_RANK:
+            yield ERROR, str(port), f"{text}: below -2"
         elif UNKNOWN_RANK in shape and len(shape) > 1:
-            yield ERROR, place, f"dims {shape}: -2 stands for an unknown rank, alone"
-        elif 0 in shape and op.is_input:
-            yield ERROR, place, f"dims {shape}: a graph input cannot be empty"
-        elif 0 in shape and not op.is_constant and not _reads_constant(op, place):
-            severity = NOTE if _may_be_empty(op) else WARNING
-            yield severity, place, f"dims {shape}: an empty tensor outside a constant"
+            yield ERROR, str(port), f"{text}: -2 stands for an unknown rank, alone"
+        elif 0 in shape and port.op.is_input:
+            yield ERROR, str(port), f"{text}: a graph input cannot be empty"
+        elif 0 in shape and not port.op.is_constant and not _reads(port):
+            severity = NOTE if _may_be_empty(port.op) else WARNING
+            yield severity, str(port), f"{text}: an empty tensor outside a constant"
 
 
 @rule(27, "Tensors are ND, or FRACTAL_NZ with everything that goes with it")
 def layouts(c: Context) -> Iterator[Report]:
-    for op, place, desc in _descs(c):
-        layout = layout_of(desc)
-        if is_placeholder(desc) or layout == "ND":
+    for port, desc in _descs(c):
+        layout, op = layout_of(desc), port.op
+        if layout == "ND" or is_placeholder(desc):
             continue
+        place = str(port)
         if layout != FRACTAL_NZ:
             yield ERROR, place, f"layout {desc.layout!r}, wanted ND or {FRACTAL_NZ}"
             continue
@@ -77,6 +95,6 @@ def layouts(c: Context) -> Iterator[Report]:
 
 @rule(28, "device_type is NPU or CPU where it is set")
 def devices(c: Context) -> Iterator[Report]:
-    for _, place, desc in _descs(c):
+    for port, desc in _descs(c):
         if desc.device_type not in ("", "NPU", "CPU"):
-            yield ERROR, place, f"device_type {desc.device_type!r}"
+            yield ERROR, str(port), f"device_type {desc.device_type!r}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from ir_ops.dtypes import DType, by_ge_attr
@@ -130,11 +131,17 @@ def _weight_file(c: Context, op: Op, wanted: int | None) -> Iterator[Report]:
         yield ERROR, op.place, f"weight file {location} has {size} bytes, wanted exactly {length}"
 
 
+@lru_cache(maxsize=64)
+def _path(text: bytes) -> Path:
+    """Weights by the thousand stand in the same few files."""
+    return Path(text.decode(errors="replace"))
+
+
 def file_constant_path(op: Op) -> Path | None:
     """The file a FileConstant points at, None when it names none."""
     for name in ("location", "file_path"):
         if op.attr(name).s:
-            return Path(op.attr(name).s.decode(errors="replace"))
+            return _path(op.attr(name).s)
     return None
 
 
@@ -164,7 +171,7 @@ def file_constants(c: Context) -> Iterator[Report]:
             continue
         if not file.is_absolute():
             yield NOTE, op.place, f"{file} is looked up in the folder that atc runs in"
-        yield from _file_range(c, op, (c.folder or Path()) / file, _nbytes(desc))
+        yield from _file_range(c, op, file if file.is_absolute() else (c.folder or Path()) / file, _nbytes(desc))
 
 
 def _file_range(c: Context, op: Op, file: Path, wanted: int | None) -> Iterator[Report]:

@@ -263,6 +263,7 @@ def test_movement_moves_any_content() -> None:
         (lambda: by_table(Case("MatMulInteger", [small(2, 3), small(4, 5)])), Conflict),
         (lambda: by_table(Case("QuantizeLinear", [real(4), positive(2)], {"block_size": 2}, 21)), Unsupported),
         (lambda: by_table(Case("DequantizeLinear", [small(4), positive(2)], {"block_size": 2}, 21)), Unsupported),
+        (lambda: by_table(Case("Slice", [real(3), ints(0), ints(2), ints(0), ints(0)])), Unsupported),
         (lambda: by_table(Case("Pad", [real(3), ints(1, 1)], {"mode": "reflect"})), Unsupported),
     ],
 )  # fmt: skip

@@ -57,7 +57,7 @@ def close(got: Array, wanted: Array, dtype: str = "float32") -> None:
     assert got.shape == wanted.shape, (got.shape, wanted.shape)
     if got.dtype == np.int8:
         steps = np.abs(got.astype(int) - wanted.astype(int))
-        assert steps.max(initial=0) <= 1 and (steps > 0).mean() <= 0.02, steps.max(initial=0)
+        assert steps.max(initial=0) <= 1 and (steps > 0).mean() <= 0.06, steps.max(initial=0)
         return
     a, b = got.astype(np.float64), wanted.astype(np.float64)
     np.testing.assert_array_less(np.abs(a - b), TOLERANCE[dtype] * (1 + np.abs(b)))

@@ -133,6 +133,17 @@ def test_the_sum_may_be_a_graph_output_and_keeps_its_name() -> None:
     assert result.sites[0].outputs[2] == "total" and result.sites[0].outputs[0] == "y"
 
 
+@pytest.mark.parametrize("reads_sum", [True, False])
+def test_the_runtime_operator_for_residual_and_norm(reads_sum: bool) -> None:
+    def build(g: Graph) -> dict[str, str]:
+        y, _, _, total = g.many(
+            "SkipSimplifiedLayerNormalization", "x", "h", g.const(GAMMA), count=4, domain="com.microsoft", epsilon=1e-5
+        )
+        return {"y": y, "total": g.op("Neg", total)} if reads_sum else {"y": y}
+
+    check(model_of(build, {"x": BSH, "h": BSH}), feeds("float32", 2, 3, WIDTH), {"AddRmsNorm": 1})
+
+
 def test_a_chain_of_layers_shares_one_proof() -> None:
     def build(g: Graph) -> dict[str, str]:
         hidden = "x"

@@ -1,0 +1,48 @@
+"""Caches that grow: an output that is an input with the rows of the new tokens behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fusion.facts.graph import GraphView
+from fusion.facts.spine import Spine
+
+
+@dataclass(frozen=True)
+class Growth:
+    """``present = Concat(past, new)`` along the tokens.
+
+    Attributes:
+        past: graph input ``[B, N, P, D]``.
+        present: graph output ``[B, N, P + S, D]``.
+        joined: what the Concat gives, behind Identity.
+        new: rows of the new tokens, ``[B, N, S, D]``.
+        layer: decoder layer, by the names; None when they do not tell.
+    """
+
+    past: ir.Value
+    present: ir.Value
+    joined: ir.Value
+    new: ir.Value
+    layer: int | None
+
+
+def find_growths(view: GraphView, spines: list[Spine]) -> list[Growth]:
+    """The growing caches among the spines, in the order of the graph's outputs."""
+    return [growth for spine in spines if (growth := _growth(view, spine)) is not None]
+
+
+def _growth(view: GraphView, spine: Spine) -> Growth | None:
+    joined = view.root(spine.out)
+    node = joined.producer()
+    if node is None or node.op_type != "Concat" or len(node.inputs) != 2 or spine.cache.shape is None:
+        return None
+    old, new = node.inputs
+    if old is None or new is None or view.root(old) is not spine.cache:
+        return None
+    rank = len(spine.cache.shape)
+    if rank != 4 or int(view.attrs(node).get("axis", 0)) not in (-2, rank - 2):
+        return None
+    return Growth(spine.cache, spine.out, joined, new, view.layer_of(spine.cache, spine.out))

@@ -1,0 +1,322 @@
+"""The conversion of a whole model: reading, proving, and only then rewriting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from fusion.candidate import Refused
+from fusion.emit import Emitter
+from fusion.facts.attention import Attention, AttentionReader, NoAttention
+from fusion.facts.graph import GraphView
+from fusion.facts.growth import Growth, find_growths
+from fusion.facts.large_caches import find_large
+from fusion.facts.latent import Latent, read_latent
+from fusion.facts.semantics import Conflict
+from fusion.facts.spine import find_spines
+from fusion.facts.terms import Unreadable
+from fusion.facts.types import fill_types
+from fusion.result import Site
+from fusion.surgery.decoder.attend import attend
+from fusion.surgery.decoder.layout import Cached, NewInputs, Pages, cache_input, rows_of, write
+from fusion.surgery.decoder.lengths import Retelling
+from fusion.surgery.decoder.proof import Proven, prove
+from fusion.surgery.decoder.roles import Roles, Trial, find_roles, first_trial, trials
+from ir_ops.decode_plan import KEY, CachePort, DecodePlan
+from ir_ops.errors import BadUsage
+from ir_ops.layout import nz_block
+from ir_ops.ops import DOMAIN, DOMAIN_VERSION
+
+BLOCK_SIZE = 128
+Cache = Literal["keep", "auto", "contiguous", "paged"]
+CAPACITY = 4096
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What was converted.
+
+    Attributes:
+        plan: the decode plan that the model carries now.
+        sites: the attentions that read the caches.
+        notes: for the report.
+    """
+
+    plan: DecodePlan
+    sites: tuple[Site, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Site:
+    """An attention with its proof."""
+
+    attention: Attention
+    proven: Proven
+    latent: Latent | None
+    cached: tuple[Cached, Cached]
+
+
+def convert(model: ir.Model, cache: Cache = "auto", *, block_size: int = 0, capacity: int = 0) -> Conversion:
+    """Turns a decoder whose caches grow into one that writes them in place. The model is changed, or not at all.
+
+    Args:
+        model: with local functions inlined.
+        cache: ``paged`` or ``contiguous``, which is one page a sequence; ``auto`` is paged.
+        block_size: tokens of a page; default 128.
+        capacity: most tokens of a sequence; default: free for paged caches, 4096 for contiguous ones.
+
+    Raises:
+        BadUsage: a size below 1, or a block size for contiguous caches.
+        Refused: the model is no such decoder, or does something with its growing length that is not understood.
+    """
+    contiguous = cache == "contiguous"
+    if block_size < 0 or capacity < 0 or (contiguous and block_size):
+        found = f"--block-size {block_size}, --capacity {capacity} with {cache} caches"
+        raise BadUsage("no such sizes", found=found, wanted="numbers above 0; a block size for paged caches only")
+    capacity = capacity or (CAPACITY if contiguous else 0)
+    fill_types(model.graph)
+    view = GraphView(model.graph, model.opset_imports.get("", 0))
+    spines = find_spines(view)
+    find_large(view, spines)
+    growths = find_growths(view, spines)
+    if not growths:
+        raise Refused("decode-caches", "caches that grow: present = Concat(past, new rows)", "none",
+                      "one for each layer", "a model with static or paged caches needs no conversion")  # fmt: skip
+    first = first_trial(view, growths)
+    roles = find_roles(view, growths, first)
+    sizes = trials(view, growths, roles, first)
+    sites = _sites(view, growths, roles, first, sizes)
+    logits = _logits(view, growths)
+    return _Rewriting(model, view, growths, roles, sizes, sites).run(
+        logits, contiguous, (capacity if contiguous else block_size) or BLOCK_SIZE, capacity
+    )
+
+
+def _sites(
+    view: GraphView, growths: Sequence[Growth], roles: Roles, first: Trial, sizes: Sequence[Trial]
+) -> list[_Site]:
+    """The attention over each pair of caches."""
+    reader = AttentionReader(view, first.probe, list(growths))
+    missed: list[NoAttention] = []
+    found: list[_Site] = []
+    read: set[int] = set()
+    for node in view.graph:
+        if node.op_type not in ("Softmax", "Attention") or node.domain not in ("", "ai.onnx"):
+            continue
+        attention = reader.read(node)
+        if isinstance(attention, NoAttention):
+            missed.append(attention)
+            continue
+        pair = {id(attention.key.growth), id(attention.value.growth)}
+        if pair & read or len(pair) != 2:
+            raise Refused("decode-caches", "one attention for each pair of caches", "a cache that is read twice", "one",
+                          "", attention.out)  # fmt: skip
+        read |= pair
+        found.append(_Site(attention, prove(view, attention, roles, sizes), *_caches(view, first, attention)))
+    for growth in growths:
+        if id(growth) not in read:
+            why = missed[0] if missed else None
+            fact = f"attention over {growth.joined.name}"
+            raise Refused(
+                "attention-form", f"{fact}: {why.fact}" if why else fact,
+                why.found if why else "no softmax", "softmax of scaled, masked q k^T, times v", "",
+                why.node.outputs[0] if why else growth.joined,
+            )  # fmt: skip
+    return found
+
+
+def _caches(view: GraphView, trial: Trial, attention: Attention) -> tuple[Latent | None, tuple[Cached, Cached]]:
+    """What is cached instead of the growing rows: these, or the latents that they are projected from."""
+    growths = (attention.key.growth, attention.value.growth)
+    latent, rows = attention.latent, (growths[0].new, growths[1].new)
+    if latent is None and attention.key.groups == attention.value.groups == 1:
+        try:
+            read = read_latent(view, trial.probe, *rows, set(), turned=False)
+        except (Unreadable, Conflict):
+            read = ""
+        if isinstance(read, Latent) and read.factor == 1.0:
+            latent, rows = read, (read.projection.input, read.rope)
+    if latent is None:
+        sizes = [(item.heads // item.groups, item.columns) for item in (attention.key, attention.value)]
+        parts = ("key", "value")
+    else:
+        sizes = [(1, latent.projection.weight.hidden), (1, int(latent.rope_columns.size))]
+        parts = ("latent", "rope")
+    cached = [
+        Cached(growth, new, heads, columns, part)
+        for growth, new, (heads, columns), part in zip(growths, rows, sizes, parts, strict=True)
+    ]
+    return latent, (cached[0], cached[1])
+
+
+def _logits(view: GraphView, growths: Sequence[Growth]) -> ir.Value:
+    """The output that is no cache.
+
+    Raises:
+        Refused: there are several.
+    """
+    caches = {id(growth.present) for growth in growths}
+    others = [value for value in view.graph.outputs if id(value) not in caches]
+    if len(others) != 1:
+        names = ", ".join(str(value.name) for value in others) or "none"
+        raise Refused("decode-outputs", "one output beside the caches: logits", names, "one", "drop the others")
+    return others[0]
+
+
+class _Rewriting:
+    """Puts the new nodes in."""
+
+    def __init__(
+        self, model: ir.Model, view: GraphView, growths: Sequence[Growth], roles: Roles, sizes: Sequence[Trial],
+        sites: Sequence[_Site],
+    ) -> None:  # fmt: skip
+        self._model, self._view, self._roles, self._trials, self._sites = model, view, roles, sizes, sites
+        self._growths = growths
+        graph = model.graph
+        names = {value.name for value in (*graph.inputs, *graph.initializers.values()) if value.name}
+        names |= {output.name for node in graph.all_nodes() for output in node.outputs if output.name}
+        self._emit = Emitter("decode", names)
+        self._taken = names
+        self._done: list[Site] = []
+
+    def run(self, logits: ir.Value, contiguous: bool, block_size: int, capacity: int) -> Conversion:
+        graph = self._model.graph
+        new = self._new_inputs()
+        pages = Pages("BNSD", block_size) if contiguous else self._pages(block_size)
+        ports: list[CachePort] = []
+        replaced: list[tuple[ir.Value, ir.Value]] = []
+        caches: dict[int, ir.Value] = {}
+        for number, site in enumerate(self._sites):
+            pair = self._site(site, number, pages, new, ports, replaced)
+            caches.update(pair)
+        self._replace(replaced)
+        self._open_guards()
+        positions = self._roles.positions or self._input("position_ids", ir.DataType.INT64, ["batch", "tokens"])
+        retelling = Retelling(self._view, self._trials, self._roles.ids, positions, self._emit)
+        gone = [growth.past for growth in self._growths] + ([self._roles.padding] if self._roles.padding else [])
+        retelling.retell(gone)
+        self._finish(gone, caches, positions, new)
+        inputs = {"ids": self._roles.ids, "positions": positions, "slots": new.slots, "block_table": new.block_table,
+                  "query_lengths": new.query_lengths, "kv_lengths": new.kv_lengths}  # fmt: skip
+        plan = DecodePlan(
+            {role: str(value.name) for role, value in inputs.items() if value in graph.inputs},
+            str(logits.name), "flat", block_size, capacity, tuple(ports),
+        )  # fmt: skip
+        self._model.metadata_props[KEY] = plan.to_json()
+        return Conversion(plan, tuple(self._done), self._notes(pages, plan))
+
+    def _site(
+        self, site: _Site, number: int, pages: Pages, new: NewInputs, ports: list[CachePort],
+        replaced: list[tuple[ir.Value, ir.Value]],
+    ) -> dict[int, ir.Value]:  # fmt: skip
+        """One layer: writes, attention, ports. Returns old cache -> new cache."""
+        emit, cached = self._emit, site.cached
+        layer = cached[0].growth.layer if cached[0].growth.layer is not None else number
+        ins = [cache_input(item, pages) for item in cached]
+        rows = [rows_of(emit, item) for item in cached]
+        names = [str(item.growth.present.name) for item in cached]
+        outs = write(emit, pages, new.slots, (rows[0], rows[1]), (ins[0], ins[1]), (names[0], names[1]))
+        out = attend(
+            emit, self._view, site.attention, site.latent, self._trials[0], site.proven.scale, pages, new, cached, outs,
+            self._roles.ids,
+        )  # fmt: skip
+        replaced.append((site.attention.out, out))
+        self._done.append(self._record(site, layer))
+        for item, value in zip(cached, outs, strict=True):
+            replaced.append((item.growth.present, value))
+            dims = pages.shape(item.heads, item.columns, item.dtype)
+            name = str(item.growth.past.name)
+            ports.append(
+                CachePort(name, str(value.name), layer, item.part, pages.order, item.heads, item.columns, dims)
+            )
+        return {id(item.growth.past): value for item, value in zip(cached, ins, strict=True)}
+
+    def _record(self, site: _Site, layer: int) -> Site:
+        """For the report; the attention node is the newest of its operator."""
+        node = next(node for node in reversed(self._emit.nodes) if node.op_type == "FusedInferAttentionScore")
+        return Site(
+            op=node.op_type,
+            name=node.name or "",
+            place=self._view.place(site.attention.node.outputs[0], layer),
+            layer=layer,
+            inputs=tuple("" if item is None else item.name or "" for item in node.inputs),
+            outputs=tuple(item.name or "" for item in node.outputs),
+            attrs={name: attr.value for name, attr in node.attributes.items()},
+            proof=site.proven.proof,
+        )
+
+    def _pages(self, block_size: int) -> Pages:
+        """NZ where every cache divides into its blocks, else plain pages."""
+        divides = all(item.columns % nz_block(item.dtype) == 0 for site in self._sites for item in site.cached)
+        return Pages("NZ" if divides else "BSND", block_size)
+
+    def _new_inputs(self) -> NewInputs:
+        return NewInputs(
+            self._input("slot_mapping", ir.DataType.INT64, ["batch_tokens"]),
+            self._input("block_table", ir.DataType.INT32, ["batch", "blocks"]),
+            self._input("query_lengths", ir.DataType.INT64, ["batch"]),
+            self._input("kv_lengths", ir.DataType.INT64, ["batch"]),
+        )
+
+    def _input(self, name: str, kind: ir.DataType, dims: list[str]) -> ir.Value:
+        """A new graph input, named after the ids' own dims where it shares them."""
+        own = dict(zip(("batch", "tokens"), self._roles.ids.shape or (), strict=False))
+        shape = ir.Shape([own.get(dim, dim) for dim in dims])
+        return ir.Value(name=name if name not in self._taken else self._emit.name(name), shape=shape,
+                        type=ir.TensorType(kind))  # fmt: skip
+
+    def _replace(self, replaced: Sequence[tuple[ir.Value, ir.Value]]) -> None:
+        graph = self._model.graph
+        for old, value in replaced:
+            if old.is_graph_output():
+                place = next(number for number, output in enumerate(graph.outputs) if output is old)
+                old.name = f"{old.name}/grown"
+                graph.outputs[place] = value
+            else:
+                value.shape = value.shape or old.shape
+                old.replace_all_uses_with(value)
+
+    def _open_guards(self) -> None:
+        """What a guard would let pass takes its place: rows without a key are padding."""
+        for site in self._sites:
+            if site.attention.guard is not None:
+                node, place = site.attention.guard
+                operand = node.inputs[place]
+                assert operand is not None
+                node.outputs[0].replace_all_uses_with(operand)
+
+    def _finish(
+        self, gone: Sequence[ir.Value], caches: dict[int, ir.Value], positions: ir.Value, new: NewInputs
+    ) -> None:
+        """New nodes and inputs into the graph, old ones out."""
+        graph = self._model.graph
+        used = {id(item) for node in self._emit.nodes for item in node.inputs if item is not None}
+        for constant in self._emit.constants:
+            if id(constant) in used or constant.uses():
+                graph.register_initializer(constant)
+        graph.extend(self._emit.nodes)
+        inputs = [caches.get(id(value), value) for value in graph.inputs]
+        inputs = [value for value in inputs if value is not self._roles.padding]
+        extra = [positions] if self._roles.positions is None and positions.uses() else []
+        extra += [new.slots, new.block_table, new.query_lengths, new.kv_lengths]
+        graph.inputs[:] = [*inputs, *extra]
+        self._model.opset_imports.setdefault(DOMAIN, DOMAIN_VERSION)
+        RemoveUnusedNodesPass()(self._model)
+        graph.sort()
+
+    def _notes(self, pages: Pages, plan: DecodePlan) -> tuple[str, ...]:
+        form = {"NZ": "NZ pages", "BSND": "pages", "BNSD": "one page a sequence,"}[pages.order]
+        removed = [str(value.name) for value in (self._roles.padding,) if value is not None]
+        notes = [f"{len(plan.caches)} growing caches are written in place now, in {form} of {pages.block_size} tokens"]
+        latent = [site for site in self._sites if site.latent is not None]
+        if latent:
+            kept = "" if latent[0].attention.latent is not None else "; past rows of the original have no latents"
+            notes.append(f"{len(latent)} layers cache latents, with their projection folded into the queries{kept}")
+        if removed:
+            notes.append(f"input {removed[0]} is gone: sequences have lengths, padding is never cached")
+        return tuple(notes)

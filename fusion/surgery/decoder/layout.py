@@ -1,0 +1,107 @@
+"""How caches of a converted decoder lie in memory, and the nodes that write and read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fusion.emit import Emitter
+from fusion.facts.graph import dtype_name
+from fusion.facts.growth import Growth
+from ir_ops.layout import nz_block
+from ir_ops.ops import DOMAIN
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Pages of ``block_size`` tokens in memory order ``order``: ``NZ``, ``BSND``, or ``BNSD``: one a sequence."""
+
+    order: str
+    block_size: int
+
+    def shape(self, heads: int, columns: int, dtype: str) -> tuple[int, ...]:
+        """Declared dims of a cache, -1 for the pages."""
+        if self.order == "BSND":
+            return (-1, self.block_size, heads, columns)
+        if self.order == "BNSD":
+            return (-1, heads, self.block_size, columns)
+        block = nz_block(dtype)
+        return (-1, heads * columns // block, self.block_size, block)
+
+    def read_shape(self, heads: int, columns: int, dtype: str) -> list[int]:
+        """The dims that attention reads the same memory with."""
+        if self.order == "BSND":
+            return [-1, self.block_size, heads * columns]
+        if self.order == "BNSD":
+            return [-1, heads, self.block_size, columns]
+        block = nz_block(dtype)
+        return [-1, heads, columns // block, self.block_size, block]
+
+    @property
+    def write_attrs(self) -> dict[str, str]:
+        """Attributes of ScatterPaKvCache."""
+        modes = {"NZ": ("PA_NZ", "None"), "BSND": ("Norm", "None"), "BNSD": ("Norm", "NHSD")}[self.order]
+        return {"cache_mode": modes[0], "scatter_mode": modes[1]}
+
+
+@dataclass(frozen=True)
+class NewInputs:
+    """Graph inputs of a converted decoder, by role of :mod:`ir_ops.decode_plan`."""
+
+    slots: ir.Value
+    block_table: ir.Value
+    query_lengths: ir.Value
+    kv_lengths: ir.Value
+
+
+@dataclass(frozen=True)
+class Cached:
+    """One cache of a converted decoder.
+
+    Attributes:
+        growth: the growing cache that it stands for; its names stay.
+        new: rows of the new tokens, ``[B, N, S, D]``; of one head in any form with these elements in this order.
+        part: what it holds, as in :class:`ir_ops.decode_plan.CachePort`.
+    """
+
+    growth: Growth
+    new: ir.Value
+    heads: int
+    columns: int
+    part: str
+
+    @property
+    def dtype(self) -> str:
+        return dtype_name(self.growth.past)
+
+
+def rows_of(emit: Emitter, cached: Cached) -> ir.Value:
+    """The new rows as ``[B * S, N, D]``, in the cache's type."""
+    new, part = emit.cast(cached.new, cached.dtype, cached.part), cached.part
+    heads, columns = cached.heads, cached.columns
+    if heads == 1:
+        return emit.reshape(new, [-1, 1, columns], part + "_rows")
+    turned = emit.node("Transpose", [new], part + "_by_token", {"perm": [0, 2, 1, 3]})
+    return emit.reshape(turned, [-1, heads, columns], part + "_rows")
+
+
+def cache_input(cached: Cached, pages: Pages) -> ir.Value:
+    """The cache in place of a growing one, under its name."""
+    dims = pages.shape(cached.heads, cached.columns, cached.dtype)
+    shape = ir.Shape(["pages" if dim < 0 else dim for dim in dims])
+    return ir.Value(name=cached.growth.past.name, shape=shape, type=cached.growth.past.type)
+
+
+def write(
+    emit: Emitter, pages: Pages, slots: ir.Value, rows: tuple[ir.Value, ir.Value], caches: tuple[ir.Value, ir.Value],
+    names: tuple[str, str],
+) -> tuple[ir.Value, ir.Value]:  # fmt: skip
+    """Writes rows of keys and values at their slots; gives the caches as outputs of these names."""
+    outs = tuple(
+        ir.Value(name=name, shape=cache.shape, type=cache.type) for cache, name in zip(caches, names, strict=True)
+    )
+    inputs = [rows[0], caches[0], slots, rows[1], caches[1]]
+    node = ir.node("ScatterPaKvCache", inputs, pages.write_attrs, domain=DOMAIN, outputs=outs, name=emit.name("write"))
+    emit.nodes.append(node)
+    return outs[0], outs[1]

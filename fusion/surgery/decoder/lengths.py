@@ -1,0 +1,165 @@
+"""What is left of the growing length once attention has gone: sizes and positions, told from other inputs.
+
+Exporters read the batch size off a cache, and count positions from its length. Whatever of that is still alive is
+evaluated at several sizes: numbers that are fixed, the batch or the new tokens are taken from the ids; the positions of
+the new tokens from the input of positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from fusion.candidate import Refused
+from fusion.emit import Emitter
+from fusion.facts.graph import GraphView
+from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
+from fusion.surgery.decoder.roles import Trial
+from ir_ops.dtypes import Array
+
+_SIZES_ONLY = ("Shape", "Size", "Squeeze", "Unsqueeze", "Gather", "Slice", "Cast", "Add", "Sub", "Concat", "Identity")
+"""Steps on the way from a cache's shape to what is worth naming in a message."""
+LONGEST = 16
+"""Elements of the longest vector of sizes."""
+
+
+class Retelling:
+    """Replaces values that depend on the old caches.
+
+    Args:
+        view: the graph, as it was when the trials were made.
+        trials: evaluations at different sizes.
+        ids: ``[B, S]``.
+        positions: ``[B, S]``.
+        emit: takes the new nodes.
+    """
+
+    def __init__(
+        self, view: GraphView, trials: Sequence[Trial], ids: ir.Value, positions: ir.Value, emit: Emitter
+    ) -> None:
+        self._view, self._trials, self._emit = view, trials, emit
+        self._ids, self._positions = ids, positions
+        self._sizes: dict[str, ir.Value] = {}
+
+    def retell(self, gone: Sequence[ir.Value]) -> None:
+        """Cuts every live way from the inputs that go to the outputs.
+
+        Raises:
+            Refused: something else than sizes and positions depends on them.
+        """
+        dirty = {id(value) for value in gone}
+        alive = _alive(self._view.graph)
+        for node in list(self._view.graph):
+            if id(node) not in alive or not any(id(item) in dirty for item in _reads(node)):
+                continue
+            for output in node.outputs:
+                new = self._told(output)
+                if new is None:
+                    dirty.add(id(output))
+                elif output.uses() or output.is_graph_output():
+                    output.replace_all_uses_with(new)
+        alive = _alive(self._view.graph)
+        for node in self._view.graph:
+            computes = node.op_type not in _SIZES_ONLY and id(node) in alive
+            if computes and any(id(item) in dirty for item in _reads(node)):
+                self._refuse(node, dirty)
+        for output in self._view.graph.outputs:
+            if id(output) in dirty:
+                fact = "outputs do not depend on the length of the caches"
+                raise Refused("decode-lengths", fact, str(output.name), "logits")
+
+    def _refuse(self, node: ir.Node, dirty: set[int]) -> None:
+        name = next(item.name for item in _reads(node) if id(item) in dirty)
+        raise Refused(
+            "decode-lengths", "only attention, its mask, sizes and positions depend on the growing caches",
+            f"{node.op_type} {node.name or node.outputs[0].name} reads {name}", "no other reader",
+            "leave the cache as it is, or export without this", node.outputs[0],
+        )  # fmt: skip
+
+    def _told(self, value: ir.Value) -> ir.Value | None:
+        """The same numbers from ids and positions; None where they are others."""
+        arrays: list[Array] = []
+        for trial in self._trials:
+            try:
+                known = trial.probe.known(value)
+            except (Conflict, OutOfRange, Unsupported):  # not at this size: no number of the graph's
+                return None
+            if known.array is None or known.taint or known.array.dtype.kind not in "iub":
+                return None
+            arrays.append(known.array)
+        if self._are_positions(arrays):
+            return self._emit.cast(self._positions, _name(arrays[0]), "positions")
+        if any(array.shape != arrays[0].shape or array.ndim > 1 or array.size > LONGEST for array in arrays):
+            return None
+        if all(np.array_equal(array, arrays[0]) for array in arrays):
+            return self._emit.constant(np.asarray(arrays[0]), "fixed")
+        return self._vector(arrays)
+
+    def _are_positions(self, arrays: list[Array]) -> bool:
+        return all(
+            array.ndim == 2
+            and array.shape in ((1, trial.tokens), (trial.batch, trial.tokens))
+            and np.array_equal(array, np.broadcast_to(trial.past + np.arange(trial.tokens), array.shape))
+            for array, trial in zip(arrays, self._trials, strict=True)
+        )
+
+    def _vector(self, arrays: list[Array]) -> ir.Value | None:
+        """Each number fixed, the batch, the new tokens, or both multiplied."""
+        parts: list[int | ir.Value] = []
+        for column in np.stack([array.reshape(-1) for array in arrays]).T.tolist():
+            part = self._size(column)
+            if part is None:
+                return None
+            parts.append(part)
+        if arrays[0].dtype.kind == "b" or not parts:
+            return None
+        vector = self._emit.shape_vector(parts, "sizes")
+        if arrays[0].ndim == 0:
+            vector = self._emit.reshape(vector, self._emit.ints([], "scalar"), "size")
+        return self._emit.cast(vector, _name(arrays[0]), "sizes_typed")
+
+    def _size(self, column: list[int]) -> int | ir.Value | None:
+        if len(set(column)) == 1:
+            return column[0]
+        if column == [trial.batch for trial in self._trials]:
+            return self._axis("batch", 0)
+        if column == [trial.tokens for trial in self._trials]:
+            return self._axis("tokens", 1)
+        if column == [trial.batch * trial.tokens for trial in self._trials]:
+            if "both" not in self._sizes:
+                both = [self._axis("batch", 0), self._axis("tokens", 1)]
+                self._sizes["both"] = self._emit.node("Mul", both, "batch_tokens")
+            return self._sizes["both"]
+        return None
+
+    def _axis(self, name: str, axis: int) -> ir.Value:
+        if name not in self._sizes:
+            self._sizes[name] = self._emit.dim(self._ids, axis, name)
+        return self._sizes[name]
+
+
+def _name(array: Array) -> str:
+    return str(array.dtype)
+
+
+def _reads(node: ir.Node) -> Iterator[ir.Value]:
+    """What a node reads, in bodies that it has too."""
+    yield from (item for item in node.inputs if item is not None)
+    for attr in node.attributes.values():
+        if attr.type == ir.AttributeType.GRAPH:
+            for inner in attr.as_graph():
+                yield from _reads(inner)
+
+
+def _alive(graph: ir.Graph) -> set[int]:
+    """Ids of the nodes that outputs need."""
+    found: set[int] = set()
+    pending = [value.producer() for value in graph.outputs]
+    while pending:
+        node = pending.pop()
+        if node is not None and id(node) not in found:
+            found.add(id(node))
+            pending += [item.producer() for item in _reads(node)]
+    return found

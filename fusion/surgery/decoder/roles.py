@@ -1,0 +1,189 @@
+"""What the inputs of an exported decoder are, and trials at chosen sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import DTypeLike
+
+from fusion.candidate import Refused
+from fusion.facts.graph import GraphView, dims_of, dtype_name, uses
+from fusion.facts.growth import Growth
+from fusion.facts.probe import Numbers, Probe, symbol_name
+from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
+from fusion.facts.settle import settle, start_sizes
+from ir_ops.dtypes import Array, by_name
+
+SIZES = ((2, 3, 4), (3, 1, 5), (1, 4, 0), (2, 5, 1))
+"""Batch, new tokens, tokens in the cache: chunks, a step, a first prompt."""
+SEED = 0
+_INTEGERS = Numbers(64)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Graph inputs by meaning.
+
+    Attributes:
+        ids: token ids ``[B, S]``.
+        positions: ``[B, S]``; None where the graph counts them from the length of the cache.
+        padding: ``[B, P + S]``, 0 where a token is padding; None where the graph knows no padding.
+    """
+
+    ids: ir.Value
+    positions: ir.Value | None
+    padding: ir.Value | None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A graph evaluated at chosen sizes."""
+
+    probe: Probe
+    batch: int
+    tokens: int
+    past: int
+
+    @property
+    def total(self) -> int:
+        return self.past + self.tokens
+
+
+def first_trial(view: GraphView, growths: Sequence[Growth]) -> Trial:
+    """A trial with a size of its own for each dim.
+
+    Raises:
+        Refused: the sizes do not settle.
+    """
+    try:
+        probe = settle(view, SEED, _INTEGERS, list(view.graph.outputs), start_sizes(view, SEED))
+        past, new = probe.shape(growths[0].past), probe.shape(growths[0].new)
+    except (OutOfRange, Unsupported, Conflict) as error:
+        raise Refused(
+            "decode-sizes", "sizes that do not contradict each other", str(error), "consistent shapes"
+        ) from None
+    if past is None or new is None:
+        raise Refused("decode-sizes", "the shape of the new rows is known", "unknown", "[B, N, S, D]")
+    return Trial(probe, past[0], new[2], past[2])
+
+
+def find_roles(view: GraphView, growths: Sequence[Growth], trial: Trial) -> Roles:
+    """Roles by shape and use.
+
+    Raises:
+        Refused: there are no token ids, or two inputs fit one role.
+    """
+    caches = {id(growth.past) for growth in growths}
+    found: dict[str, list[ir.Value]] = {"ids": [], "positions": [], "padding": []}
+    for value in view.graph.inputs:
+        shape = trial.probe.shape(value)
+        if id(value) in caches or view.is_constant(value) or shape is None:
+            continue
+        if shape == (trial.batch, trial.tokens) and dtype_name(value) in ("int64", "int32"):
+            found["ids" if _looks_up(view, value) else "positions"].append(value)
+        elif len(shape) == 2 and any(True for _ in uses(value)):  # its length is not tied to the cache's in all graphs
+            found["padding"].append(value)
+    for role, values in found.items():
+        if len(values) > 1:
+            names = " and ".join(str(value.name) for value in values)
+            raise Refused("decode-inputs", f"one input for {role}", names, "one")
+    if not found["ids"]:
+        raise Refused("decode-inputs", "token ids [B, S] that pick rows of an embedding", "none", "an input for ids")
+    one = {role: values[0] if values else None for role, values in found.items()}
+    assert one["ids"] is not None
+    return Roles(one["ids"], one["positions"], one["padding"])
+
+
+def _looks_up(view: GraphView, value: ir.Value) -> bool:
+    """Whether ids pick rows of a float constant."""
+    for node, place in uses(value):
+        if node.op_type in ("Cast", "Identity") and _looks_up(view, node.outputs[0]):
+            return True
+        table = node.inputs[0] if node.op_type == "Gather" and place == 1 else None
+        if view.is_constant(table) and "float" in dtype_name(table) and int(view.attrs(node).get("axis", 0)) == 0:
+            return True
+    return False
+
+
+def trials(view: GraphView, growths: Sequence[Growth], roles: Roles, first: Trial) -> list[Trial]:
+    """Trials at all :data:`SIZES` that the graph's fixed dims allow.
+
+    Raises:
+        Refused: less than two sizes can be tried.
+    """
+    found = []
+    for batch, tokens, past in SIZES:
+        wanted = _symbols(growths, roles, batch, tokens, past)
+        sizes = None if wanted is None else first.probe.sizes.resized(wanted)
+        if sizes is None:
+            continue
+        try:
+            probe = settle(view, SEED, _INTEGERS, _shapes_needed(view), sizes)
+        except (OutOfRange, Unsupported, Conflict):
+            continue
+        trial = Trial(probe, batch, tokens, past)
+        if _as_wanted(growths, roles, trial):
+            found.append(trial)
+    if len(found) < 2:
+        raise Refused("decode-sizes", "the graph runs at several sizes", f"{len(found)} of {len(SIZES)}",
+                      "dynamic batch, tokens and cache length", "export with dynamic shapes")  # fmt: skip
+    return found
+
+
+def _as_wanted(growths: Sequence[Growth], roles: Roles, trial: Trial) -> bool:
+    """Whether no conflict has changed a size: what the graph cannot run at is not tried."""
+    told = [(roles.ids, (trial.batch, trial.tokens)), (roles.positions, (trial.batch, trial.tokens)),
+            (roles.padding, (trial.batch, trial.total))]  # fmt: skip
+    if any(value is not None and trial.probe.shape(value) != shape for value, shape in told):
+        return False
+    shapes = [trial.probe.shape(growth.past) for growth in growths]
+    return all(shape is not None and (shape[0], shape[2]) == (trial.batch, trial.past) for shape in shapes)
+
+
+def _shapes_needed(view: GraphView) -> Iterable[ir.Value]:
+    return view.graph.outputs
+
+
+def _symbols(growths: Sequence[Growth], roles: Roles, batch: int, tokens: int, past: int) -> dict[str, int] | None:
+    """Sizes of the symbols of ids and caches; None where a fixed dim is another."""
+    wanted: dict[str, int] = {}
+    shapes: list[tuple[ir.Value, tuple[int | None, ...]]] = [(roles.ids, (batch, tokens))]
+    shapes += [(growth.past, (batch, None, past, None)) for growth in growths]
+    if roles.positions is not None:
+        shapes.append((roles.positions, (batch, tokens)))
+    if roles.padding is not None:
+        shapes.append((roles.padding, (batch, past + tokens)))
+    for value, sizes in shapes:
+        for axis, (dim, size) in enumerate(zip(dims_of(value) or (), sizes, strict=False)):
+            if size is None:
+                continue
+            if isinstance(dim, int):
+                if dim != size:
+                    return None
+            else:
+                wanted[symbol_name(value, axis, dim)] = size
+    return wanted
+
+
+def role_feeds(roles: Roles, trial: Trial, rng: np.random.Generator) -> tuple[Mapping[int, Array], Array]:
+    """Data of the inputs with roles, and which tokens are no padding, ``[B, P + S]`` of bool."""
+    real = rng.random((trial.batch, trial.total)) < 0.7
+    real[:, -1] = True
+    if roles.padding is None:
+        real[:] = True
+    places = np.maximum(real.cumsum(axis=1) - 1, 0)[:, trial.past :]
+    feeds: dict[int, Array] = {id(roles.ids): np.zeros((trial.batch, trial.tokens), _np(roles.ids))}
+    if roles.positions is not None:
+        feeds[id(roles.positions)] = places.astype(_np(roles.positions))
+    if roles.padding is not None:
+        feeds[id(roles.padding)] = real.astype(_np(roles.padding))
+    return feeds, real
+
+
+def _np(value: ir.Value) -> DTypeLike:
+    kind = by_name(dtype_name(value)).np
+    assert kind is not None
+    return kind

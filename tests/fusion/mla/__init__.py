@@ -1,0 +1,1 @@
+"""Spellings of a multi-head latent attention preamble, and near misses."""
