@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "attention_state.h"
+#include "gemm.h"
 #include "scratch.h"
 
 namespace kvfuse {
@@ -203,9 +204,16 @@ struct WideRows {
   }
 };
 
+// Rows at distances of a high power of two fall into few sets of the first cache, and are read many times: they are
+// copied, and copies are an odd number of cache lines apart.
+constexpr size_t kFewSets = 2048;
+
 bool InPlace(const CacheRows& cache, size_t multiple) {
-  return cache.tensor.type == kFloat32 && cache.block == cache.width && cache.width % multiple == 0;
+  return cache.tensor.type == kFloat32 && cache.token_step == cache.width * sizeof(float) &&
+         cache.token_step % kFewSets != 0 && cache.width % multiple == 0;
 }
+
+size_t Apart(size_t columns) { return columns == 0 ? 0 : OddLines(columns * sizeof(float)) / sizeof(float); }
 
 }  // namespace
 
@@ -213,14 +221,14 @@ void AttentionTasks::Many(const Group& group, const Task& task) const {
   const AttentionCall& call = call_;
   const size_t rows = group.rows, lanes = kernels_.lanes, padded = RoundUp(rows, lanes), wide = width_ + rope_;
   const size_t head = group.first_head, y_stride = RoundUp(value_width_, lanes);
-  const size_t key_stride = RoundUp(width_, lanes), rope_stride = RoundUp(rope_, lanes);
+  const size_t key_stride = Apart(width_), rope_stride = Apart(rope_), value_stride = Apart(y_stride);
   const bool key_here = InPlace(call.key, 1), rope_here = rope_ == 0 || InPlace(call.key_rope, 1);
   const bool same = call.value.tensor.data == call.key.tensor.data && value_width_ == width_ && !key_here &&
                     call.value.block == call.key.block;
   const bool value_here = InPlace(call.value, lanes);
   const size_t state_size = State::Size(padded, y_stride);
   Scratch memory(state_size + wide * padded + kTileKeys * padded + wide +
-                 kTileKeys * (key_stride + rope_stride + y_stride));
+                 kTileKeys * (key_stride + rope_stride + value_stride));
   State state;
   state.Begin(memory.data(), padded, y_stride);
   float *q = memory.data() + state_size, *s = q + wide * padded, *row = s + kTileKeys * padded;
@@ -264,7 +272,7 @@ void AttentionTasks::Many(const Group& group, const Task& task) const {
       values = keys;
     } else {
       Prefetch(call.value, next, head, 0, next.keys);
-      values.Find(call.value, tile, head, kernels_, y_stride, value_here ? nullptr : value_rows);
+      values.Find(call.value, tile, head, kernels_, value_stride, value_here ? nullptr : value_rows);
     }
     for (size_t i = 0, at = 0; i < values.size; at += values.counts[i++]) {
       kernels_.values(s + at * padded, padded, rows, values.data[i], values.stride, y_stride, values.counts[i], state.y,

@@ -15,7 +15,9 @@ import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, uses
 from fusion.facts.growth import Growth
+from fusion.facts.latent import Latent, read_latent
 from fusion.facts.probe import Probe
+from fusion.facts.projection import source_of_rows
 from fusion.facts.semantics import Conflict
 from fusion.facts.symbolic import Symbolic
 from fusion.facts.terms import Unreadable
@@ -42,7 +44,8 @@ class Attention:
 
     Attributes:
         query: left operand of the first product, ``[B, N, S, D]`` or with B and N joined.
-        key, value: what the other operands are.
+        key, value: what the other operands are; of a latent attention the caches of latents and of rotated rows.
+        latent: how keys and values come from these two; None for keys and values that are cached themselves.
         start: the first product's result (None for an Attention node); ``inner`` what the softmax takes.
         masks: what is added to the scores or chooses between them and a constant.
         out: the second product's result, ``[B, N, S, Dv]`` or with B and N joined.
@@ -63,6 +66,20 @@ class Attention:
     scale: float = 1.0
     causal: bool = False
     guard: tuple[ir.Node, int] | None = None
+    latent: Latent | None = None
+
+    @property
+    def heads(self) -> int:
+        return self.latent.heads if self.latent is not None else self.key.heads
+
+    @property
+    def width(self) -> int:
+        """Columns of a query."""
+        return self.latent.width if self.latent is not None else self.key.columns
+
+    @property
+    def value_width(self) -> int:
+        return int(self.latent.value_columns.shape[1]) if self.latent is not None else self.value.columns
 
 
 @dataclass
@@ -119,13 +136,14 @@ class AttentionReader:
         assert query is not None and key_side is not None and shape is not None
         second = out.producer()
         assert second is not None and second.inputs[1] is not None
-        key = self._operand(key_side, shape[-1], turned=True)
-        value = self._operand(second.inputs[1], shape[-1], turned=False)
-        for name, side in (("key", key), ("value", value)):
-            if isinstance(side, str):
-                return NoAttention(node, f"{name}s that are rows of one growing cache", side)
-        assert isinstance(key, Operand) and isinstance(value, Operand)
-        return Attention(query, key, value, chain.start, inner, tuple(chain.masks), out, node, guard=self._guard(out))
+        sides = self._sides(key_side, second.inputs[1], shape[-1], turned=True)
+        if isinstance(sides, str):
+            return NoAttention(node, "keys and values that are rows of growing caches, or projected from them", sides)
+        key, value, latent = sides
+        guard = self._guard(out)
+        return Attention(
+            query, key, value, chain.start, inner, tuple(chain.masks), out, node, guard=guard, latent=latent
+        )
 
     def _operator(self, node: ir.Node) -> Attention | NoAttention:
         attrs = self._view.attrs(node)
@@ -137,16 +155,15 @@ class AttentionReader:
         if any(shape is None or len(shape) != 4 for shape in shapes) or len(node.outputs) > 1:
             return NoAttention(node, "[B, N, S, D] operands and one output", "another form")
         heads, tokens, width = shapes[0][1], shapes[1][2], shapes[0][3]  # type: ignore[index]
-        key, value = (self._operand(item, tokens, turned=False, heads=heads) for item in (key_side, value_side))
-        for name, side in (("key", key), ("value", value)):
-            if isinstance(side, str):
-                return NoAttention(node, f"{name}s that are rows of one growing cache", side)
-        assert isinstance(key, Operand) and isinstance(value, Operand)
+        sides = self._sides(key_side, value_side, tokens, turned=False, heads=heads)
+        if isinstance(sides, str):
+            return NoAttention(node, "keys and values that are rows of growing caches, or projected from them", sides)
+        key, value, latent = sides
         scale = float(attrs.get("scale", 1.0 / math.sqrt(width)))
         masks = tuple(item for item in node.inputs[3:4] if item is not None)
         causal = bool(attrs.get("is_causal", 0))
         return Attention(query, key, value, None, None, masks, node.outputs[0], node, scale, causal,
-                         self._guard(node.outputs[0]))  # fmt: skip
+                         self._guard(node.outputs[0]), latent)  # fmt: skip
 
     def _up(self, value: ir.Value, depth: int) -> _Chain | None:
         """From the softmax's operand to the product, through scaling, masks and casts."""
@@ -216,6 +233,25 @@ class AttentionReader:
                 return None
             out = node.outputs[0]
         return None
+
+    def _sides(
+        self, key_side: ir.Value, value_side: ir.Value, tokens: int, *, turned: bool, heads: int = 0
+    ) -> tuple[Operand, Operand, Latent | None] | str:
+        """Both operands as rows of caches, or projected from caches of latents; else why not."""
+        key = self._operand(key_side, tokens, turned=turned, heads=heads)
+        value = self._operand(value_side, tokens, turned=False, heads=heads)
+        if isinstance(key, Operand) and isinstance(value, Operand):
+            return key, value, None
+        latent = read_latent(self._view, self._probe, key_side, value_side, set(self._growths), turned=turned)
+        if isinstance(latent, str):
+            return latent
+        source = source_of_rows(self._view, latent.projection.input, [self._probe])
+        found = [self._growths.get(id(item)) for item in (source, self._view.root(latent.rope))]
+        if found[0] is None or found[1] is None or found[0] is found[1]:
+            return f"columns of {latent.up.name} and {latent.rope.name}"
+        operands = [Operand(growth, latent.factor, 1, 1, (self._probe.shape(growth.past) or (0,))[-1])
+                    for growth in found if growth is not None]  # fmt: skip
+        return operands[0], operands[1], latent
 
     def _operand(self, value: ir.Value, tokens: int, *, turned: bool, heads: int = 0) -> Operand | str:
         """A product's operand ``[..., T, D]`` (``turned``: ``[..., D, T]``) as rows of a cache, else why not."""

@@ -36,8 +36,9 @@ class Sym:
     def take(self, index: Array) -> Sym:
         """The elements at flat positions ``index``, in its shape."""
         terms, factors = self.atom.shape[:2]
-        coef = self.coef.reshape(terms, -1)[:, index]
-        return Sym(coef, self.atom.reshape(terms, factors, -1)[:, :, index])
+        count = math.prod(self.shape)
+        coef = self.coef.reshape(terms, count)[:, index]
+        return Sym(coef, self.atom.reshape(terms, factors, count)[:, :, index])
 
 
 def constant_sym(array: Array) -> Sym:

@@ -60,7 +60,7 @@ def test_published_vectors_are_legal_on_the_devices(case: GoldenCase) -> None:
 def test_function_bodies_of_random_calls() -> None:
     """All layouts, pages, masks and lengths, zero among them; junk where no token is."""
     rng = np.random.default_rng(71)
-    for number in range(120):
+    for number in range(78):
         call = random_call(rng, layout=LAYOUTS[number % len(LAYOUTS)])
         expected = OP.reference(call.inputs, call.attrs)
         assert_close(SESSIONS.run(NAME, call.inputs, call.attrs), expected, (number, call.attrs))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import onnx_ir as ir
 
@@ -9,70 +11,92 @@ from fusion.candidate import Refused
 from fusion.emit import Emitter
 from fusion.facts.attention import Attention, scalar_factors
 from fusion.facts.graph import GraphView, dtype_name
-from fusion.surgery.decoder.layout import NewInputs, Pages
+from fusion.facts.latent import Latent
+from fusion.surgery.decoder.absorb import query_parts, result
+from fusion.surgery.decoder.layout import Cached, NewInputs, Pages
 from fusion.surgery.decoder.roles import Trial
 from ir_ops.ops import DOMAIN
 
-_PLACES = {"actual_seq_lengths": 5, "actual_seq_lengths_kv": 6, "block_table": 14}
+_PLACES = {
+    "actual_seq_lengths": 5, "actual_seq_lengths_kv": 6, "block_table": 14, "query_rope": 24, "key_rope": 25,
+}  # fmt: skip
 
 
 def attend(
-    emit: Emitter, view: GraphView, attention: Attention, trial: Trial, scale: float, pages: Pages, new: NewInputs,
-    caches: tuple[ir.Value, ir.Value], ids: ir.Value,
+    emit: Emitter, view: GraphView, attention: Attention, latent: Latent | None, trial: Trial, scale: float,
+    pages: Pages, new: NewInputs, cached: Sequence[Cached], caches: Sequence[ir.Value], ids: ir.Value,
 ) -> ir.Value:  # fmt: skip
     """The attention's result, in the shape of ``attention.out``.
+
+    Args:
+        latent: how keys and values come from latents, where these are cached.
+        cached, caches: keys and values, or latents and rotated rows; the caches after the write.
 
     Raises:
         Refused: heads and batch are joined in a way that cannot be told apart, or values are scaled.
     """
     query, factor = scalar_factors(view, attention.query)
-    if attention.value.factor != 1.0:
+    if attention.value.factor != 1.0 and latent is None:
         raise Refused("attention-form", "values as they are cached", f"values times {attention.value.factor:g}", "1")
-    kind = dtype_name(attention.key.growth.past)
+    kind = cached[0].dtype
     query = emit.cast(_by_head(emit, query, attention, trial), kind, "query")
-    operands: list[ir.Value | None] = [None] * (max(_PLACES.values()) + 1)
-    operands[0] = query
-    for place, (operand, cache) in enumerate(zip((attention.key, attention.value), caches, strict=True), 1):
-        heads, columns = operand.heads // operand.groups, operand.columns
-        operands[place] = emit.reshape(cache, pages.read_shape(heads, columns, kind), f"pages_{place}")
-    for name, value in (("actual_seq_lengths", new.query_lengths), ("actual_seq_lengths_kv", new.kv_lengths),
-                        ("block_table", new.block_table)):  # fmt: skip
-        operands[_PLACES[name]] = value
+    read = [emit.reshape(cache, pages.read_shape(item.heads, item.columns, item.dtype), f"{item.part}_pages")
+            for item, cache in zip(cached, caches, strict=True)]  # fmt: skip
+    named = {"actual_seq_lengths": new.query_lengths, "actual_seq_lengths_kv": new.kv_lengths,
+             "block_table": new.block_table}  # fmt: skip
+    if latent is None:
+        first, kv_heads = [query, *read], cached[0].heads
+    else:
+        absorbed, rope = query_parts(emit, view, trial.probe, query, latent, kind)
+        first, kv_heads = [absorbed, read[0], read[0]], 1
+        named |= {"query_rope": rope, "key_rope": read[1]}
     attrs: dict[str, int | float | str] = {
-        "num_heads": attention.key.heads,
-        "num_key_value_heads": attention.key.heads // attention.key.groups,
+        "num_heads": attention.heads,
+        "num_key_value_heads": kv_heads,
         "scale": float(np.float32(scale * factor)),
         "input_layout": "BNSD",
         "sparse_mode": 3,
         "block_size": pages.block_size,
     }
-    outputs = [ir.Value(name=emit.name("attention"), type=query.type),
+    attended = _node(emit, first, named, attrs)
+    if latent is not None:
+        attended = result(emit, attended, latent, kind)
+    return _as_it_was(emit, attended, attention, trial, ids)
+
+
+def _node(
+    emit: Emitter, first: Sequence[ir.Value], named: Mapping[str, ir.Value], attrs: Mapping[str, int | float | str]
+) -> ir.Value:
+    """The operator; its logarithms of sums are not asked for."""
+    operands: list[ir.Value | None] = [*first]
+    for name, value in named.items():
+        operands += [None] * (_PLACES[name] + 1 - len(operands))
+        operands[_PLACES[name]] = value
+    outputs = [ir.Value(name=emit.name("attention"), type=first[0].type),
                ir.Value(name=emit.name("lse"), type=ir.TensorType(ir.DataType.FLOAT))]  # fmt: skip
     node = ir.node("FusedInferAttentionScore", operands, attrs, domain=DOMAIN, outputs=outputs, name=emit.name("node"))
     emit.nodes.append(node)
-    return _as_it_was(emit, outputs[0], attention, trial, ids)
+    return outputs[0]
 
 
 def _by_head(emit: Emitter, query: ir.Value, attention: Attention, trial: Trial) -> ir.Value:
     shape = trial.probe.shape(query)
-    if shape == (trial.batch, attention.key.heads, trial.tokens, attention.key.columns):
+    if shape == (trial.batch, attention.heads, trial.tokens, attention.width):
         return query
-    if shape != (trial.batch * attention.key.heads, trial.tokens, attention.key.columns):
+    if shape != (trial.batch * attention.heads, trial.tokens, attention.width):
         raise Refused("attention-form", "queries [B, N, S, D]", str(shape), "B and N apart, or joined", "", query)
-    dims = emit.shape_vector(
-        [-1, attention.key.heads, emit.dim(query, 1, "query_tokens"), attention.key.columns], "query"
-    )
+    dims = emit.shape_vector([-1, attention.heads, emit.dim(query, 1, "query_tokens"), attention.width], "query")
     return emit.reshape(query, dims, "query_by_head")
 
 
 def _as_it_was(emit: Emitter, out: ir.Value, attention: Attention, trial: Trial, ids: ir.Value) -> ir.Value:
-    columns = attention.value.columns
+    columns = attention.value_width
     kind = dtype_name(attention.out)
     out = emit.cast(out, kind, "attention_typed") if kind else out
     shape = trial.probe.shape(attention.out)
-    if shape == (trial.batch, attention.key.heads, trial.tokens, columns):
+    if shape == (trial.batch, attention.heads, trial.tokens, columns):
         return out
-    if shape != (trial.batch * attention.key.heads, trial.tokens, columns):
+    if shape != (trial.batch * attention.heads, trial.tokens, columns):
         raise Refused(
             "attention-form", "results [B, N, S, D]", str(shape), "B and N apart, or joined", "", attention.out
         )

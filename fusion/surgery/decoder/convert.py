@@ -12,14 +12,17 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from fusion.candidate import Refused
 from fusion.emit import Emitter
 from fusion.facts.attention import Attention, AttentionReader, NoAttention
-from fusion.facts.graph import GraphView, dtype_name
+from fusion.facts.graph import GraphView
 from fusion.facts.growth import Growth, find_growths
 from fusion.facts.large_caches import find_large
+from fusion.facts.latent import Latent, read_latent
+from fusion.facts.semantics import Conflict
 from fusion.facts.spine import find_spines
+from fusion.facts.terms import Unreadable
 from fusion.facts.types import fill_types
 from fusion.result import Site
 from fusion.surgery.decoder.attend import attend
-from fusion.surgery.decoder.layout import NewInputs, Pages, cache_input, rows_of, write
+from fusion.surgery.decoder.layout import Cached, NewInputs, Pages, cache_input, rows_of, write
 from fusion.surgery.decoder.lengths import Retelling
 from fusion.surgery.decoder.proof import Proven, prove
 from fusion.surgery.decoder.roles import Roles, Trial, find_roles, first_trial, trials
@@ -54,6 +57,8 @@ class _Site:
 
     attention: Attention
     proven: Proven
+    latent: Latent | None
+    cached: tuple[Cached, Cached]
 
 
 def convert(model: ir.Model, cache: Cache = "auto", *, block_size: int = 0, capacity: int = 0) -> Conversion:
@@ -112,7 +117,7 @@ def _sites(
             raise Refused("decode-caches", "one attention for each pair of caches", "a cache that is read twice", "one",
                           "", attention.out)  # fmt: skip
         read |= pair
-        found.append(_Site(attention, prove(view, attention, roles, sizes)))
+        found.append(_Site(attention, prove(view, attention, roles, sizes), *_caches(view, first, attention)))
     for growth in growths:
         if id(growth) not in read:
             why = missed[0] if missed else None
@@ -123,6 +128,30 @@ def _sites(
                 why.node.outputs[0] if why else growth.joined,
             )  # fmt: skip
     return found
+
+
+def _caches(view: GraphView, trial: Trial, attention: Attention) -> tuple[Latent | None, tuple[Cached, Cached]]:
+    """What is cached instead of the growing rows: these, or the latents that they are projected from."""
+    growths = (attention.key.growth, attention.value.growth)
+    latent, rows = attention.latent, (growths[0].new, growths[1].new)
+    if latent is None and attention.key.groups == attention.value.groups == 1:
+        try:
+            read = read_latent(view, trial.probe, *rows, set(), turned=False)
+        except (Unreadable, Conflict):
+            read = ""
+        if isinstance(read, Latent) and read.factor == 1.0:
+            latent, rows = read, (read.projection.input, read.rope)
+    if latent is None:
+        sizes = [(item.heads // item.groups, item.columns) for item in (attention.key, attention.value)]
+        parts = ("key", "value")
+    else:
+        sizes = [(1, latent.projection.weight.hidden), (1, int(latent.rope_columns.size))]
+        parts = ("latent", "rope")
+    cached = [
+        Cached(growth, new, heads, columns, part)
+        for growth, new, (heads, columns), part in zip(growths, rows, sizes, parts, strict=True)
+    ]
+    return latent, (cached[0], cached[1])
 
 
 def _logits(view: GraphView, growths: Sequence[Growth]) -> ir.Value:
@@ -186,26 +215,26 @@ class _Rewriting:
         replaced: list[tuple[ir.Value, ir.Value]],
     ) -> dict[int, ir.Value]:  # fmt: skip
         """One layer: writes, attention, ports. Returns old cache -> new cache."""
-        attention = site.attention
-        growths = (attention.key.growth, attention.value.growth)
-        sizes = [(item.heads // item.groups, item.columns) for item in (attention.key, attention.value)]
-        layer = growths[0].layer if growths[0].layer is not None else number
-        ins = [cache_input(growth, pages, *size) for growth, size in zip(growths, sizes, strict=True)]
-        rows = [rows_of(self._emit, growth.new, *size, part)
-                for growth, size, part in zip(growths, sizes, ("key", "value"), strict=True)]  # fmt: skip
-        names = [str(growth.present.name) for growth in growths]
-        outs = write(self._emit, pages, new.slots, (rows[0], rows[1]), (ins[0], ins[1]), (names[0], names[1]))
+        emit, cached = self._emit, site.cached
+        layer = cached[0].growth.layer if cached[0].growth.layer is not None else number
+        ins = [cache_input(item, pages) for item in cached]
+        rows = [rows_of(emit, item) for item in cached]
+        names = [str(item.growth.present.name) for item in cached]
+        outs = write(emit, pages, new.slots, (rows[0], rows[1]), (ins[0], ins[1]), (names[0], names[1]))
         out = attend(
-            self._emit, self._view, attention, self._trials[0], site.proven.scale, pages, new, outs, self._roles.ids
-        )
-        replaced.append((attention.out, out))
+            emit, self._view, site.attention, site.latent, self._trials[0], site.proven.scale, pages, new, cached, outs,
+            self._roles.ids,
+        )  # fmt: skip
+        replaced.append((site.attention.out, out))
         self._done.append(self._record(site, layer))
-        for growth, value, (heads, columns), part in zip(growths, outs, sizes, ("key", "value"), strict=True):
-            replaced.append((growth.present, value))
-            dims = pages.shape(heads, columns, dtype_name(growth.past))
-            name = str(growth.past.name)
-            ports.append(CachePort(name, str(value.name), layer, part, pages.order, heads, columns, dims))
-        return {id(growth.past): value for growth, value in zip(growths, ins, strict=True)}
+        for item, value in zip(cached, outs, strict=True):
+            replaced.append((item.growth.present, value))
+            dims = pages.shape(item.heads, item.columns, item.dtype)
+            name = str(item.growth.past.name)
+            ports.append(
+                CachePort(name, str(value.name), layer, item.part, pages.order, item.heads, item.columns, dims)
+            )
+        return {id(item.growth.past): value for item, value in zip(cached, ins, strict=True)}
 
     def _record(self, site: _Site, layer: int) -> Site:
         """For the report; the attention node is the newest of its operator."""
@@ -223,10 +252,7 @@ class _Rewriting:
 
     def _pages(self, block_size: int) -> Pages:
         """NZ where every cache divides into its blocks, else plain pages."""
-        divides = all(
-            operand.columns % nz_block(dtype_name(operand.growth.past)) == 0
-            for site in self._sites for operand in (site.attention.key, site.attention.value)
-        )  # fmt: skip
+        divides = all(item.columns % nz_block(item.dtype) == 0 for site in self._sites for item in site.cached)
         return Pages("NZ" if divides else "BSND", block_size)
 
     def _new_inputs(self) -> NewInputs:
@@ -287,6 +313,10 @@ class _Rewriting:
         form = {"NZ": "NZ pages", "BSND": "pages", "BNSD": "one page a sequence,"}[pages.order]
         removed = [str(value.name) for value in (self._roles.padding,) if value is not None]
         notes = [f"{len(plan.caches)} growing caches are written in place now, in {form} of {pages.block_size} tokens"]
+        latent = [site for site in self._sites if site.latent is not None]
+        if latent:
+            kept = "" if latent[0].attention.latent is not None else "; past rows of the original have no latents"
+            notes.append(f"{len(latent)} layers cache latents, with their projection folded into the queries{kept}")
         if removed:
             notes.append(f"input {removed[0]} is gone: sequences have lengths, padding is never cached")
         return tuple(notes)

@@ -55,17 +55,42 @@ class NewInputs:
     kv_lengths: ir.Value
 
 
-def rows_of(emit: Emitter, new: ir.Value, heads: int, columns: int, part: str) -> ir.Value:
-    """Rows ``[B, N, S, D]`` as ``[B * S, N, D]``."""
+@dataclass(frozen=True)
+class Cached:
+    """One cache of a converted decoder.
+
+    Attributes:
+        growth: the growing cache that it stands for; its names stay.
+        new: rows of the new tokens, ``[B, N, S, D]``; of one head in any form with these elements in this order.
+        part: what it holds, as in :class:`ir_ops.decode_plan.CachePort`.
+    """
+
+    growth: Growth
+    new: ir.Value
+    heads: int
+    columns: int
+    part: str
+
+    @property
+    def dtype(self) -> str:
+        return dtype_name(self.growth.past)
+
+
+def rows_of(emit: Emitter, cached: Cached) -> ir.Value:
+    """The new rows as ``[B * S, N, D]``, in the cache's type."""
+    new, part = emit.cast(cached.new, cached.dtype, cached.part), cached.part
+    heads, columns = cached.heads, cached.columns
+    if heads == 1:
+        return emit.reshape(new, [-1, 1, columns], part + "_rows")
     turned = emit.node("Transpose", [new], part + "_by_token", {"perm": [0, 2, 1, 3]})
     return emit.reshape(turned, [-1, heads, columns], part + "_rows")
 
 
-def cache_input(growth: Growth, pages: Pages, heads: int, columns: int) -> ir.Value:
+def cache_input(cached: Cached, pages: Pages) -> ir.Value:
     """The cache in place of a growing one, under its name."""
-    dims = pages.shape(heads, columns, dtype_name(growth.past))
+    dims = pages.shape(cached.heads, cached.columns, cached.dtype)
     shape = ir.Shape(["pages" if dim < 0 else dim for dim in dims])
-    return ir.Value(name=growth.past.name, shape=shape, type=growth.past.type)
+    return ir.Value(name=cached.growth.past.name, shape=shape, type=cached.growth.past.type)
 
 
 def write(

@@ -51,31 +51,22 @@ def _prove_at(
 ) -> tuple[float, float]:
     """The factor, and the largest difference of a result."""
     feeds, real = role_feeds(roles, trial, rng)
-    batch, heads, width = trial.batch, attention.key.heads, attention.key.columns
+    batch, heads, width = trial.batch, attention.heads, attention.width
     shape = trial.probe.shape(attention.query)
     if shape is None or np.prod(shape) != batch * heads * trial.tokens * width:
         raise Refused("attention-form", "queries [B, N, S, D]", str(shape), f"{[batch, heads, trial.tokens, width]}",
                       "", attention.query)  # fmt: skip
     query = rng.standard_normal(shape)
-    rows = {}
-    for operand in (attention.key, attention.value):
-        past = trial.probe.shape(operand.growth.past)
-        assert past is not None
-        rows[id(operand.growth.joined)] = rng.standard_normal((*past[:2], trial.total, past[3]))
-    keys, values = rows[id(attention.key.growth.joined)], rows[id(attention.value.growth.joined)]
+    rows, keys, values = _rows(attention, trial, rng)
     seen = real[:, None, None, :] & np.tri(trial.tokens, trial.total, trial.past, dtype=bool)
     scale = attention.scale * attention.key.factor * _chain(view, attention, trial, feeds, seen, real, rng)
     got = _value(view, trial, {**feeds, **rows, id(attention.query): query}, attention.out)
-    scores = np.einsum(
-        "bnsd,bntd->bnst",
-        query.reshape(batch, heads, trial.tokens, width),
-        keys.repeat(attention.key.groups, axis=1),
-    )
+    scores = query.reshape(batch, heads, trial.tokens, width) @ keys.swapaxes(-1, -2)
     scores = np.where(seen, scores * scale, -np.inf)
     with np.errstate(invalid="ignore"):
         weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights = weights / weights.sum(-1, keepdims=True)
-    wanted = weights @ (values * attention.value.factor).repeat(attention.value.groups, axis=1)
+    wanted = weights @ values
     keep = np.broadcast_to(real[:, None, trial.past :, None], wanted.shape)
     error = float(np.abs(got.reshape(wanted.shape) - wanted)[keep].max(initial=0.0))
     if not error <= BOUND:
@@ -86,6 +77,29 @@ def _prove_at(
     return scale, error
 
 
+def _rows(attention: Attention, trial: Trial, rng: np.random.Generator) -> tuple[dict[int, Array], Array, Array]:
+    """Random cached rows by value, and the keys ``[B, N, T, D]`` and values ``[B, N, T, Dv]`` that they are."""
+    batch, total, latent = trial.batch, trial.total, attention.latent
+    if latent is None:
+        rows, sides = {}, []
+        for operand in (attention.key, attention.value):
+            past = trial.probe.shape(operand.growth.past)
+            assert past is not None
+            cached = rng.standard_normal((*past[:2], total, past[3]))
+            rows[id(operand.growth.joined)] = cached
+            sides.append(cached.repeat(operand.groups, axis=1))
+        return rows, sides[0], sides[1] * attention.value.factor
+    # the projection itself is not evaluated: whatever it gives, keys and values are its columns
+    shapes = [trial.probe.shape(latent.up), (batch, 1, total, attention.value.columns)]
+    assert shapes[0] is not None
+    up, rope = (rng.standard_normal(shape) for shape in shapes)
+    flat, turned = up.reshape(batch, total, -1), rope.reshape(batch, 1, total, -1)[..., latent.rope_columns]
+    nope, values = (flat[:, :, columns].transpose(0, 2, 1, 3) for columns in (latent.key_columns, latent.value_columns))
+    parts = [nope, np.broadcast_to(turned, (*nope.shape[:3], turned.shape[-1]))]
+    keys = np.concatenate(parts if latent.nope_first else parts[::-1], axis=-1)
+    return {id(latent.up): up, id(attention.value.growth.joined): rope}, keys, values
+
+
 def _check_guard(view: GraphView, attention: Attention, trial: Trial, feeds: Mapping[int, Array], real: Array) -> None:
     """The guard lets every row pass that is no padding."""
     assert attention.guard is not None
@@ -93,7 +107,7 @@ def _check_guard(view: GraphView, attention: Attention, trial: Trial, feeds: Map
     shape = trial.probe.shape(attention.out)
     assert shape is not None
     code = np.where(real[:, None, trial.past :, None], 1.0, 2.0)
-    form = (trial.batch, attention.key.heads, trial.tokens, attention.value.columns)
+    form = (trial.batch, attention.heads, trial.tokens, attention.value_width)
     coded = {**feeds, id(attention.out): np.broadcast_to(code, form).reshape(shape).copy()}
     operand = node.inputs[place]
     assert operand is not None
@@ -113,7 +127,7 @@ def _chain(
         return 1.0
     shape = trial.probe.shape(attention.start)
     assert shape is not None and attention.inner is not None
-    form = (trial.batch, attention.key.heads, trial.tokens, trial.total)
+    form = (trial.batch, attention.heads, trial.tokens, trial.total)
     idle = _value(view, trial, {**feeds, id(attention.start): np.zeros(shape)}, attention.inner).reshape(form)
     _check_mask(attention, idle, seen, real, trial)
     scores = rng.standard_normal(shape)
@@ -130,7 +144,7 @@ def _chain(
 def _operator_mask(
     view: GraphView, attention: Attention, trial: Trial, feeds: Mapping[int, Array], seen: Array, real: Array
 ) -> None:
-    form = (trial.batch, attention.key.heads, trial.tokens, trial.total)
+    form = (trial.batch, attention.heads, trial.tokens, trial.total)
     added = np.zeros(form)
     for mask in attention.masks:
         value = _value(view, trial, feeds, mask)
