@@ -73,10 +73,11 @@ MlaPrologV3::MlaPrologV3(const KernelInfo& info)
   };
   const Tensor uk = info.ConstantInput(kInWeightUk);
   const bool has_uk = Packable(uk, 3);
-  packed_.dq = pack(kInWeightDq, kInDequantScaleWDq, 1);
-  packed_.dkv_kr = pack(kInWeightDkvKr, kInDequantScaleWDkvKr, 1);
+  // The largest first: while a weight is packed it is there twice.
   packed_.uq_qr = pack(kInWeightUqQr, kInDequantScaleWUqQr, has_uk ? static_cast<size_t>(uk.dims[0]) : 0);
+  packed_.dq = pack(kInWeightDq, kInDequantScaleWDq, 1);
   if (has_uk) packed_.uk = PackConstant(Absorbed(uk));
+  packed_.dkv_kr = pack(kInWeightDkvKr, kInDequantScaleWDkvKr, 1);
 }
 
 Weights MlaPrologV3::PackMissing(const Call& call) const {

@@ -57,7 +57,8 @@ struct WeightSource {
 // A weight in panels, read only.
 class PackedWeight {
  public:
-  explicit PackedWeight(const WeightSource& source);
+  // With `hand_back` the source's pages are given back to the system where they can be read again.
+  explicit PackedWeight(const WeightSource& source, bool hand_back = false);
 
   WeightKind kind() const { return kind_; }
   size_t depth() const { return depth_; }

@@ -201,6 +201,8 @@ def _number_choices(view: GraphView, cache: ir.Value, seed: int) -> Iterator[Num
     """
     shape = (Probe(view, seed, start_sizes(view, seed), Numbers(1)).input_shape(cache) or ())[:-1]
     runs = {math.prod(shape[low:high]) for low in range(len(shape)) for high in range(low + 1, len(shape) + 1)}
+    # pages and rows need not be neighbours: fractals lie between them
+    runs |= {shape[0] * size for size in shape[1:]}
     caps = {cap for product in runs for cap in (product, product - 8) if 2 <= cap <= LARGEST_NUMBER}
     falling = sorted(caps, reverse=True)
     yield from (Numbers(cap) for cap in falling)

@@ -90,8 +90,8 @@ def head_axes(shape: Sequence[int], width: int, tokens: int) -> Iterator[HeadAxi
 
 def read_heads(
     view: GraphView, norm: NormFact, probes: Sequence[Probe], width: int, tokens: list[int]
-) -> Heads | Reason:
-    """The rotation of a norm's result.
+) -> list[Heads] | Reason:
+    """The rotation of a norm's result, in every layout that its sizes allow.
 
     Args:
         probes: settled for all that lies behind the norm, see :func:`values_behind`.
@@ -115,6 +115,7 @@ def read_heads(
             continue
         if (sym.coef != 0).sum(axis=0).max(initial=0) < 2:
             continue
+        heads: list[Heads] = []
         for layout in head_axes(shape, width, tokens[0]):
             found = _rotations(readers, sym, value, layout, width, tokens)
             if isinstance(found, NotARotation):
@@ -122,7 +123,9 @@ def read_heads(
                 if found.code != "row-form":
                     reason = Reason(found.code, f"{fact}: {found.fact}", found.found, found.wanted, value)
             elif found is not None and all(rotation.source.value is norm.y for rotation in found):
-                return Heads(norm, value, layout, list(probes), found)
+                heads.append(Heads(norm, value, layout, list(probes), found))
+        if heads:
+            return heads
     return reason
 
 

@@ -122,14 +122,27 @@ def origin(view: GraphView, value: ir.Value) -> ir.Value:
 
     Not followed with any care: who joins rows of one origin has to read them.
     """
+    rows = _moved_from(view, value)
+    node = rows.producer()
+    if node is None or node.op_type not in _PRODUCTS or node.inputs[0] is None:
+        return rows
+    return source_of_rows(view, node.inputs[0], ())
+
+
+def is_projected(view: GraphView, value: ir.Value) -> bool:
+    """Whether a product is what :func:`origin` looks through."""
+    node = _moved_from(view, value).producer()
+    return node is not None and node.op_type in _PRODUCTS
+
+
+def _moved_from(view: GraphView, value: ir.Value) -> ir.Value:
+    """What a value is taken from by movement, casts and constant summands."""
     for _ in range(_FAR):
         value = view.root(value)
         node = value.producer()
         if node is None or not node.inputs or node.inputs[0] is None:
             return value
         definition = lookup(node.domain, node.op_type)
-        if node.op_type in _PRODUCTS:
-            return source_of_rows(view, node.inputs[0], ())
         if node.op_type == "Add":
             inner = [item for item in node.inputs if item is not None and not view.is_constant(view.root(item))]
             if len(inner) != 1:

@@ -6,6 +6,7 @@ float8. What is read is the value before rounding; scale and offset are then fac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,6 +63,16 @@ def peel(view: GraphView, value: ir.Value) -> Peeled | NotQuantised:
         mode = "saturate" if view.attrs(node).get("saturate", 1) else "nonsaturate"
         return Peeled(source, target.name, (node,), None, mode)
     return _rounded(view, source, node, name or target.name)
+
+
+def requantised(update: ir.Value, nodes: Sequence[ir.Node]) -> Peeled | None:
+    """How float rows become 8-bit ones on the way of a cache, None where they do not."""
+    back = [node for node in nodes if node.op_type == "QuantizeLinear"]
+    scale = back[-1].inputs[1] if back else None
+    if scale is None:
+        return None
+    zero = back[-1].inputs[2] if len(back[-1].inputs) > 2 else None
+    return Peeled(update, dtype_name(back[-1].outputs[0]), (back[-1],), (scale, zero))
 
 
 def _linear(view: GraphView, node: ir.Node, value: ir.Value) -> Peeled | NotQuantised:

@@ -24,7 +24,7 @@ from fusion.facts.parameters import (
     read_parameters,
     single,
 )
-from fusion.facts.quant import NotQuantised, Peeled, peel
+from fusion.facts.quant import NotQuantised, Peeled, peel, requantised
 from fusion.facts.rotation import NotARotation, Rotation, read_rotation
 from fusion.facts.semantics import Conflict
 from fusion.facts.symbolic import Symbolic
@@ -137,7 +137,10 @@ def _read_row(view: GraphView, write: CacheWrite, norms: dict[int, NormFact]) ->
     for written in write.probes:
         try:
             position = written.source
-            if quantised:
+            if quantised and "float" in dtype_name(update):
+                # the cache is dequantised, written and quantised again: so are the rows
+                peeled = requantised(update, write.spine.nodes)
+            elif quantised:
                 opened = _open_quantised(view, written, update)
                 if isinstance(opened, Reason):
                     return opened

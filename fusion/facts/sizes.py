@@ -116,6 +116,20 @@ class Sizes:
             for scale in self._common_scales(a, b):
                 if self._tie(a // scale, b // scale):
                     return True
+        return any(self._tie_pairs(left // scale, right // scale) for scale in self._common_scales(left, right))
+
+    def _tie_pairs(self, left: int, right: int) -> bool:
+        """Two products of two symbols: rows of two inputs that both count batch and tokens by names of their own."""
+        free = [root for root in self._roots() if root not in self._rule]
+        pairs = list(itertools.combinations(free, 2))
+        for a, b in pairs:
+            if self.size(a) * self.size(b) != left:
+                continue
+            for c, d in pairs:
+                if self.size(c) * self.size(d) == right and not {a, b} & {c, d}:
+                    self._join(a, c)
+                    self._join(b, d)
+                    return True
         return False
 
     def _common_scales(self, left: int, right: int) -> Iterable[int]:

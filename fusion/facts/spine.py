@@ -1,4 +1,4 @@
-"""The way of a cache through the graph: the movement nodes between a cache input and the output that carries it on."""
+"""The way of a cache through the graph: what moves it, or changes its type, between an input and an output."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fusion.facts.conversions import converts
 from fusion.facts.graph import GraphView, content_readers, dtype_name, uses
 from fusion.facts.semantics import lookup
 
@@ -29,6 +30,8 @@ class Spine:
         """What the nodes are told beside data: shapes, axes, indices, conditions."""
         found: dict[int, ir.Value] = {}
         for node in self.nodes:
+            if converts(node):
+                continue
             data = {id(item) for item in data_operands(node)}
             for item in node.inputs:
                 if item is not None and id(item) not in data:
@@ -106,7 +109,9 @@ def _carrying_operands(node: ir.Node, value: ir.Value) -> list[ir.Value]:
 
 
 def data_operands(node: ir.Node) -> list[ir.Value]:
-    """Operands whose elements a node moves, none for a node that computes."""
+    """Operands whose elements a node moves or converts, none for a node that computes."""
+    if converts(node):
+        return [item for item in node.inputs[:1] if item is not None]
     definition = lookup(node.domain, node.op_type)
     if definition is None or definition.moves is None:
         return []

@@ -29,23 +29,20 @@ class GatedFact:
     heart: tuple[ir.Node, ...]
 
 
-def find_gated(view: GraphView) -> tuple[list[GatedFact], list[Reason]]:
-    """All gated activations in graph order, and products of three with a sigmoid that are none."""
-    found: list[GatedFact] = []
-    reasons: list[Reason] = []
+def activations(view: GraphView) -> list[tuple[ir.Node, ir.Value]]:
+    """Nodes that apply a sigmoid, each with what it is applied to, in graph order."""
+    found = []
     for node in view.graph:
-        if _activated(view, node) is None:
-            continue
-        read = _read(view, node)
-        if isinstance(read, GatedFact):
-            found.append(read)
-        elif read is not None:
-            reasons.append(read)
-    return found, reasons
+        gate = _activated(view, node)
+        if gate is not None:
+            found.append((node, gate))
+    return found
 
 
 def _activated(view: GraphView, node: ir.Node) -> ir.Value | None:
     """What a Sigmoid, or a Swish with alpha 1, is applied to; None for other nodes."""
+    if node.op_type not in ("Sigmoid", "Swish", "QuickGelu"):
+        return None
     standard = node.domain in ("", "ai.onnx")
     if (standard and node.op_type == "Sigmoid") or _is_swish(view, node):
         return None if node.inputs[0] is None else stripped(view, node.inputs[0])
@@ -58,7 +55,8 @@ def _is_swish(view: GraphView, node: ir.Node) -> bool:
     return default is not None and float(view.attrs(node).get("alpha", default)) == 1.0
 
 
-def _read(view: GraphView, node: ir.Node) -> GatedFact | Reason | None:
+def read_gated(view: GraphView, node: ir.Node) -> GatedFact | Reason | None:
+    """The gated activation that a sigmoid is part of; a Reason for a product of three that is none."""
     gate = _activated(view, node)
     assert gate is not None
     # Swish is gate * sigmoid(gate) already

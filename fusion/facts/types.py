@@ -38,7 +38,7 @@ def clear_types(values: list[ir.Value]) -> None:
 def _kind(node: ir.Node, place: int) -> ir.DataType | None:
     op, attrs = node.op_type, node.attributes
     if op == "Cast":
-        return ir.DataType(attrs["to"].as_int())
+        return _known_kind(attrs["to"].as_int())
     if op in _INT64 or (op == "TopK" and place == 1):
         return ir.DataType.INT64
     if op in _BOOL:
@@ -61,6 +61,13 @@ def _kind(node: ir.Node, place: int) -> ir.DataType | None:
     if op == "OneHot":
         return _operand_kind(node, 2)
     return _operand_kind(node, 1 if op in _SECOND else 0)
+
+
+def _known_kind(number: int) -> ir.DataType | None:
+    try:
+        return ir.DataType(number)
+    except ValueError:
+        return None
 
 
 def _operand_kind(node: ir.Node, place: int) -> ir.DataType | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fusion.facts.conversions import converts, not_kept
 from fusion.facts.graph import GraphView
 from fusion.facts.probe import Probe
 from fusion.facts.semantics import Conflict, Unsupported, lookup
@@ -85,6 +86,10 @@ class _Tagging:
         for node in self._spine.nodes:
             definition = lookup(node.domain, node.op_type)
             assert definition is not None
+            if converts(node):
+                assert node.inputs[0] is not None
+                self._tags[id(node.outputs[0])] = self._data(node.inputs[0])
+                continue
             operands = self._operands(node)
             try:
                 results = definition.run(self._view.attrs(node), operands)
@@ -95,6 +100,9 @@ class _Tagging:
                 self._tags[id(value)] = np.asarray(result)
         final = self._tags[id(self._spine.out)]
         refusal = _not_in_place(self._spine, final, self._shape)
+        changed = not_kept(self._view, self._spine.cache, self._spine.out, self._spine.nodes)
+        if refusal is None and changed:
+            refusal = NotAWrite(self._spine.cache, self._spine.out, "cache-converted", changed)
         return refusal or WriteMap(self._spine, self._probe, *self._used(final))
 
     def _used(self, final: Array) -> tuple[Array, tuple[ir.Value, ...]]:

@@ -32,11 +32,9 @@ class Block:
     Attributes:
         op: the operator.
         where: the value that stands for the site in messages.
-        replaced: old value -> what takes its place.
-        feeds: values at which the region begins.
-        operands: of the fused node.
+        emit: the new nodes and constants.
+        node: the fused node.
         outputs: its outputs by name.
-        probes, fresh: see :class:`fusion.candidate.Candidate`.
     """
 
     op: str

@@ -195,23 +195,35 @@ def agreed_table(parts: list[tuple[Part, int, int]], name: str) -> Table:
 
 def facing_types(view: GraphView, source: ir.Value, region: set[int]) -> set[str]:
     """Element types in which a source's elements meet arithmetic inside the region."""
-    found: set[str] = set()
-    pending, seen = [source], {id(source)}
+    return {kind for kind, _ in _meeting_types(source, region)}
+
+
+def rounded_types(view: GraphView, source: ir.Value, region: set[int]) -> set[str]:
+    """The narrowest types that a source's elements have been rounded to when they meet arithmetic in the region."""
+    return {narrowest for _, narrowest in _meeting_types(source, region)}
+
+
+def _meeting_types(source: ir.Value, region: set[int]) -> set[tuple[str, str]]:
+    """Type, and narrowest type so far, wherever a source's elements meet arithmetic in the region."""
+    own = dtype_name(source)
+    found: set[tuple[str, str]] = set()
+    pending, seen = [(source, own)], {(id(source), own)}
     while pending:
-        value = pending.pop()
+        value, narrowest = pending.pop()
         for node, _ in uses(value):
             if id(node) not in region or node.op_type in ("Shape", "Size"):
                 continue
             definition = lookup(node.domain, node.op_type)
             moves = definition is not None and (definition.moves is not None or node.op_type == "Cast")
             if not moves:
-                found.add(dtype_name(value))
+                found.add((dtype_name(value), narrowest))
                 continue
             for output in node.outputs:
-                if id(output) not in seen:
-                    seen.add(id(output))
-                    pending.append(output)
-    return found or {dtype_name(source)}
+                held = dtype_name(output) if widens(dtype_name(output), narrowest) else narrowest
+                if (id(output), held) not in seen:
+                    seen.add((id(output), held))
+                    pending.append((output, held))
+    return found or {(own, own)}
 
 
 def in_type(emit: Emitter, view: GraphView, value: ir.Value, kind: str, region: set[int], what: str) -> ir.Value:
@@ -220,7 +232,7 @@ def in_type(emit: Emitter, view: GraphView, value: ir.Value, kind: str, region: 
     if own == kind:
         return value
     facing = facing_types(view, value, region)
-    if facing == {kind} or widens(own, kind):
+    if facing == {kind} or widens(own, kind) or rounded_types(view, value, region) == {kind}:
         return emit.cast(value, kind, what)
     raise Refused(
         "mixed-types",

@@ -53,7 +53,7 @@ class RowOperands:
     def _is_whole(self, columns: Columns) -> bool:
         """Whether the rows are all columns of a value with a row for each token, in the operator's type."""
         frame, value = self.frame, columns.value
-        of_type = id(value) in frame.sums() or dtype_name(value) == frame.kind
+        of_type = id(value) in frame.sums() or (dtype_name(value) == frame.kind and not self._narrow_on_way(value))
         whole = sorted(columns.columns.reshape(-1).tolist()) == list(range(columns.width))
         return of_type and whole and not columns.by_head and len(columns.shape) == len(frame.shape(value))
 
@@ -99,30 +99,59 @@ class RowOperands:
     def _in_type(self, value: ir.Value, what: str) -> ir.Value:
         """An int32 value as it is; a float one in the operator's type, converted where the graph rounds so."""
         frame, own = self.frame, dtype_name(value)
-        if id(value) in frame.sums() or own == frame.kind:
+        if id(value) in frame.sums():
             return value
-        if common.widens(own, frame.kind) or self._rounded(value):
+        narrow = self._narrow_on_way(value)
+        rounded = next((kind for kind in narrow if {kind} == narrow and self._rounded(value, kind)), "")
+        if rounded:
+            return self.emit.cast(self.emit.cast(value, rounded, what + "_rounded"), frame.kind, what)
+        if not narrow and own == frame.kind:
+            return value
+        if not narrow and (common.widens(own, frame.kind) or self._rounded(value, frame.kind)):
             return self.emit.cast(value, frame.kind, what)
         raise Refused(
             "mixed-types", "rows have the element type of cos", f"{own} that meets arithmetic as such", frame.kind,
             f"cast {value.name} to {frame.kind} before it is split", value,
         )  # fmt: skip
 
-    def _rounded(self, source: ir.Value) -> bool:
-        """Whether the graph rounds the rows to the operator's type wherever it reads them."""
-        pending, seen = [source], {id(source)}
-        while pending:
-            for node, _ in uses(pending.pop()):
+    def _rounded(self, source: ir.Value, kind: str) -> bool:
+        """Whether the graph rounds the rows to a type wherever it reads them."""
+        return all(dtype_name(item) == kind for item in self._way(source, kind)[1])
+
+    def _narrow_on_way(self, source: ir.Value) -> set[str]:
+        """Types narrower than the operator's that the graph rounds rows to before it computes with them."""
+        kinds = {dtype_name(item) for item in self._way(source, "")[0]}
+        return {kind for kind in kinds if common.widens(kind, self.frame.kind)} - {dtype_name(source)}
+
+    def _way(self, source: ir.Value, kind: str) -> tuple[list[ir.Value], list[ir.Value]]:
+        """Values that movement and Casts make of a source, up to those of type ``kind``, and the last ones among them:
+        those of that type, and those that meet arithmetic.
+        """
+        passed, last = [source], []
+        for value in passed:
+            if dtype_name(value) == kind:
+                last.append(value)
+                continue
+            for node, _ in uses(value):
                 if id(node) not in self.frame.region_ids or node.op_type in ("Shape", "Size"):
                     continue
                 definition = lookup(node.domain, node.op_type)
-                if node.op_type != "Cast" and (definition is None or definition.moves is None):
-                    return False
-                for item in node.outputs:
-                    if dtype_name(item) != self.frame.kind and id(item) not in seen:
-                        seen.add(id(item))
-                        pending.append(item)
-        return True
+                if node.op_type == "Cast" or (definition is not None and definition.moves is not None):
+                    passed += [item for item in node.outputs if all(item is not other for other in passed)]
+                else:
+                    last.append(value)
+        return passed, last
+
+    def _refuse_rounding(self) -> None:
+        """Refuses sums whose dequantised rows the graph rounds to a type narrower than the rotation's."""
+        for parts in self.frame.inputs.parts:
+            root = parts[0].value
+            narrow = self._narrow_on_way(root)
+            if narrow:
+                raise Refused(
+                    "mixed-types", "dequantised rows are rotated as they are", f"rounded to {' and '.join(narrow)}",
+                    self.frame.kind, "", root,
+                )  # fmt: skip
 
     # dequantisation -------------------------------------------------------------------------------------------------
 
@@ -131,6 +160,7 @@ class RowOperands:
         rows = self.frame.inputs.dequantised
         if rows is None:
             return [None, None, None]
+        self._refuse_rounding()
         activation, left = self._activation([items[0] for items in rows])
         return [self._weight_scale([items[0] for items in rows], left), activation, self._bias([i[0] for i in rows])]
 

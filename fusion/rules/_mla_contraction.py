@@ -7,7 +7,7 @@ operands and of the result. From the letters follow which axis counts heads, whi
 from __future__ import annotations
 
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -17,6 +17,7 @@ from fusion.facts.parameters import single
 from fusion.facts.probe import Probe
 from fusion.facts.semantics.table import axes_of
 from fusion.facts.symbolic import Symbolic
+from fusion.rules._mla_memo import Structure, shared
 from ir_ops.dtypes import Array
 
 NO_AXIS = "1"
@@ -59,6 +60,14 @@ class NotAbsorbed(Exception):
     def __init__(self, fact: str, found: str, wanted: str) -> None:
         super().__init__(fact)
         self.fact, self.found, self.wanted = fact, found, wanted
+
+
+def may_contract(node: ir.Node) -> bool:
+    """Whether a node is of a kind that :func:`contractions` reads."""
+    if node.op_type == "Mul":
+        readers = list(uses(node.outputs[0]))
+        return len(readers) == 1 and readers[0][0].op_type == "ReduceSum"
+    return node.op_type in ("MatMul", "Einsum")
 
 
 def contractions(view: GraphView, node: ir.Node, data: ir.Value, probe: Probe) -> list[Contraction]:
@@ -141,6 +150,19 @@ def read_absorbed(view: GraphView, probe: Probe, made: Contraction, up: ir.Value
     Raises:
         NotAbsorbed: axes, columns or order are not those of one matrix a head.
     """
+    what = ("absorbed", factor, made.data_axes, made.weight_axes, made.out_axes, probe.shape(made.weight),
+            probe.shape(made.out))  # fmt: skip
+    found: Absorbed = shared(
+        view,
+        what,
+        Structure(view, probe, [made.data], up),
+        lambda: _read_absorbed(view, probe, made, up, factor),
+        lambda known, *_: replace(known, contraction=made),
+    )
+    return found
+
+
+def _read_absorbed(view: GraphView, probe: Probe, made: Contraction, up: ir.Value, factor: float) -> Absorbed:
     shapes = [probe.shape(value) for value in (made.data, made.weight, made.out, up)]
     if any(shape is None for shape in shapes):
         raise NotAbsorbed("the absorbed query", "values of unknown shape", "known shapes")

@@ -132,7 +132,10 @@ class Frame:
     def _rope(self, probe: Probe) -> Rope:
         query = self.site.query
         width = self.site.key_parts[0].position.shape[2]
-        read = read_rope(self.view, probe, query.up.out, query.rope, query.heads, width)
+        turned = self.site.key.views[0].rotation
+        assert turned is not None
+        tables = turned.cos_source.value, turned.sin_source.value
+        read = read_rope(self.view, probe, query.up.out, query.rope, query.heads, width, tables)
         if isinstance(read, NotARotation):
             raise Refused("mla-query-rope", read.fact, read.found, read.wanted, "", query.rope[0])
         return read

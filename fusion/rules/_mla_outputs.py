@@ -45,7 +45,11 @@ def rope_parts(frame: Frame) -> list[Delivered]:
         positions = []
         for rope in frame.rope:
             place = rope.pieces[number].position
-            positions.append(place // whole * piece.width + place % whole - piece.start)
+            kept = frame.view.kept.setdefault(("mla piece", id(place), piece.start), [])
+            if not kept:
+                # the arrays of equal layers are the same, and so are these
+                kept += [place, place // whole * piece.width + place % whole - piece.start]
+            positions.append(kept[1])
         found.append(Delivered(piece.value, piece.start, piece.width, positions))
     return found
 
@@ -104,10 +108,10 @@ def _order(frame: Frame, item: Delivered, heads: int) -> tuple[list[int], Dims, 
     """
     leads = [(probe.shape(frame.site.tokens) or ())[:-1] for probe in frame.trials]
     if not frame.flat:
-        return *_permuted(item, [(*lead, heads, item.width) for lead in leads]), False
+        return *_permuted(frame, item, [(*lead, heads, item.width) for lead in leads]), False
     totals = [math.prod(lead) for lead in leads]
     try:
-        return *_permuted(item, [(total, heads, item.width) for total in totals]), False
+        return *_permuted(frame, item, [(total, heads, item.width) for total in totals]), False
     except Refused:
         pass
     axes = range(len(item.positions[0].shape))
@@ -116,17 +120,28 @@ def _order(frame: Frame, item: Delivered, heads: int) -> tuple[list[int], Dims, 
         if all(1 < batch < total and total % batch == 0 for batch, total in zip(batches, totals, strict=True)):
             dims: Dims = [(b, total // b, heads, item.width) for b, total in zip(batches, totals, strict=True)]
             try:
-                return *_permuted(item, dims), True
+                return *_permuted(frame, item, dims), True
             except Refused:
                 continue
     raise _unordered(item.value)
 
 
-def _permuted(item: Delivered, dims: Dims) -> tuple[list[int], Dims]:
+def _permuted(frame: Frame, item: Delivered, dims: Dims) -> tuple[list[int], Dims]:
+    """The order of axes that all probes agree on; looked for once for the same arrays."""
+    key = ("mla order", tuple(map(id, item.positions)), tuple(dims))
+    if key not in frame.view.kept:
+        frame.view.kept[key] = item.positions, _search(item, dims)
+    perm: list[int] | None = frame.view.kept[key][1]
+    if perm is None:
+        raise _unordered(item.value)
+    return perm, dims
+
+
+def _search(item: Delivered, dims: Dims) -> list[int] | None:
     for perm in permutations(range(len(dims[0]))):
         if all(_is_order(size, perm, position) for size, position in zip(dims, item.positions, strict=True)):
-            return list(perm), dims
-    raise _unordered(item.value)
+            return list(perm)
+    return None
 
 
 def _unordered(value: ir.Value) -> Refused:

@@ -16,7 +16,14 @@ from fusion.facts.parameters import single
 from fusion.facts.probe import Probe
 from fusion.facts.symbolic import Symbolic
 from fusion.facts.terms import Unreadable
-from fusion.rules._mla_contraction import Absorbed, Contraction, NotAbsorbed, contractions, read_absorbed
+from fusion.rules._mla_contraction import (
+    Absorbed,
+    Contraction,
+    NotAbsorbed,
+    contractions,
+    may_contract,
+    read_absorbed,
+)
 from fusion.rules._mla_product import Moved, Product, moved_forward, product_of, readers_of, source_of, views_behind
 from fusion.rules._mla_rope import find_rope, reaches_table, rotated_values
 
@@ -142,14 +149,16 @@ def _complete(
 ) -> Found | None:
     """Finds the absorbed and the rotated part behind one up-projection."""
     rotates = reaches_table(view, moved, tables)
-    contracting = [node for node, _ in readers_of(moved) if node.op_type in ("MatMul", "Einsum", "Mul")]
-    if not contracting and not rotates:
+    contracting = [node for node, _ in readers_of(moved) if may_contract(node)]
+    if not contracting:
+        if rotates:
+            raise _not_absorbed(view, up, moved)
         return None
     targets = [item.value for item in moved] + [node.outputs[0] for node in contracting]
     probe = settled(targets + rotated_values(view, moved))
     reason: Refused | None = None
     for node, item in readers_of(moved):
-        for made in contractions(view, node, item.value, probe):
+        for made in contractions(view, node, item.value, probe) if may_contract(node) else ():
             try:
                 absorbed = read_absorbed(view, probe, made, up.out, item.factor)
             except (NotAbsorbed, Unreadable) as error:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -13,6 +14,7 @@ from fusion.facts.rotation import NotARotation, Rotation, read_rotation
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported, lookup
 from fusion.facts.symbolic import Symbolic
 from fusion.facts.terms import Sym, Unreadable, joined
+from fusion.rules._mla_memo import Structure, shared
 from fusion.rules._mla_product import MOST, Moved
 from ir_ops.dtypes import Array
 
@@ -100,16 +102,31 @@ def find_rope(
         width: Dr, as the key has it.
         kind: the element type wanted; a rotation in a wider type counts where it has been rounded to that.
     """
-    halves: dict[str, ir.Value] = {}
-    found: list[tuple[ir.Value, ...]] = []
-    for value in rotated_values(view, moved):
+    values = rotated_values(view, moved)
+    found = shared(
+        view,
+        ("find rope", heads, width, kind),
+        Structure(view, probe, values, up),
+        lambda: _candidates(view, probe, up, heads, width, values, kind),
+        lambda places, *_: places,
+    )
+    return [tuple(values[place] for place in places) for places in found]
+
+
+def _candidates(
+    view: GraphView, probe: Probe, up: ir.Value, heads: int, width: int, values: list[ir.Value], kind: str
+) -> list[tuple[int, ...]]:
+    """Numbers of values that hold the rotated query."""
+    halves: dict[str, int] = {}
+    found: list[tuple[int, ...]] = []
+    for place, value in enumerate(values):
         rows = _rows(view, probe, up, value, heads, width) if dtype_name(value) == kind else None
         if rows is None:
             continue
         if rows.kind == "whole":
-            found.append((value,))
+            found.append((place,))
             break
-        halves.setdefault(rows.kind, value)
+        halves.setdefault(rows.kind, place)
     if len(halves) == 2:
         found.append((halves["low"], halves["high"]))
     return found
@@ -170,9 +187,44 @@ def _places(atom: Array, size: int) -> Array | None:
 
 
 def read_rope(
+    view: GraphView,
+    probe: Probe,
+    up: ir.Value,
+    values: tuple[ir.Value, ...],
+    heads: int,
+    width: int,
+    tables: Sequence[ir.Value],
+) -> Rope | NotARotation:
+    """Reads the values as one rotation of ``[T, N, Dr]`` columns of the up-projection; ``tables`` are the key's."""
+    return shared(
+        view,
+        ("rope", heads, width),
+        Structure(view, probe, values, up, *tables),
+        lambda: _read_rope(view, probe, up, values, heads, width),
+        lambda found, old, new: _rebound(found, values, old, new),
+    )
+
+
+def _rebound(
+    found: Rope | NotARotation, values: tuple[ir.Value, ...], old: Sequence[ir.Value], new: Sequence[ir.Value]
+) -> Rope | NotARotation | None:
+    """A reading of other values with equal structure, told of these."""
+    if isinstance(found, NotARotation):
+        return found
+    place = {id(value): number for number, value in enumerate(old)}
+    rotation, sources = found.rotation, []
+    for source in (rotation.source, rotation.cos_source, rotation.sin_source):
+        if id(source.value) not in place:
+            return None
+        sources.append(replace(source, value=new[place[id(source.value)]]))
+    pieces = [replace(piece, value=value) for piece, value in zip(found.pieces, values, strict=True)]
+    turned = replace(rotation, source=sources[0], cos_source=sources[1], sin_source=sources[2])
+    return replace(found, pieces=pieces, rotation=turned)
+
+
+def _read_rope(
     view: GraphView, probe: Probe, up: ir.Value, values: tuple[ir.Value, ...], heads: int, width: int
 ) -> Rope | NotARotation:
-    """Reads the values as one rotation of ``[T, N, Dr]`` columns of the up-projection."""
     rows = [_rows(view, probe, up, value, heads, width) for value in values]
     if any(item is None for item in rows):
         return NotARotation("rope-columns", "the rotated query", "no rotation of the up-projection", "one")

@@ -44,9 +44,8 @@ def read_site(facts: Facts, norm: NormFact) -> NormSite:
     """Width and types of a norm; raises Refused where an operator cannot express it."""
     width = _gamma_width(facts, norm)
     dims = _dims(facts, norm, width)
-    if not isinstance(norm.count, (float, type(None))):
-        pass  # a width taken from a shape: the proof evaluates it
-    elif norm.count is not None and abs(norm.count - (dims[-1] or 0)) > 1e-3:
+    # a width that is taken from a shape is for the proof to evaluate
+    if isinstance(norm.count, float) and abs(norm.count - (dims[-1] or 0)) > 1e-3:
         raise Refused("norm-count", "the mean divides by the width", f"{norm.count:g}", str(dims[-1]), "", norm.y)
     kind, results = _results(facts, norm)
     return NormSite(norm, kind, results, dims)

@@ -99,12 +99,15 @@ class Frame:
         self.kind = self._kind()
         self.cos, self.sin = self._table("cos"), self._table("sin")
         self.delivered = queries.value
+        self._probes: list[Probe] = []
         self.region: list[ir.Node] = []
         self.region_ids: set[int] = set()
 
     def deliver(self, value: ir.Value) -> None:
-        """Settles which value q_out stands for, and with it the region."""
+        """Settles which value q_out stands for, and with it the region and the trial sizes."""
         self.delivered = value
+        written = [entry.probe for entry in self.key.write.probes]
+        self._probes = [self._fitted(probe.seed, probe.numbers, probe.sizes) for probe in written]
         outputs = [self.key.write.out, self.value.write.out, value]
         self.region = closure(outputs, {id(item) for item in self.feeds()})
         self.region_ids = {id(node) for node in self.region}
@@ -133,21 +136,9 @@ class Frame:
             raise Refused("mixed-types", "both plain caches have one type", " and ".join(sorted(plain)), "one type")
         return plain.pop() if plain else dtype_name(self.k.columns.value)
 
-    def split(self, number: int, turned: Turned | None = None) -> tuple[int, int]:
-        """Batch and tokens under one trial size."""
-        rows = turned or self.k
-        probe, rotation = rows.probes[number], rows.rotations[number]
-        total = rotation.position.shape[0]
-        lead = (probe.shape(rows.columns.value) or ())[: len(rows.columns.shape) - 1]
-        if rows.columns.by_head:
-            return lead[0], lead[2]
-        for shape in (lead, rotation.cos_source.shape[:-1]):
-            sizes = [size for size in shape if size != 1]
-            if len(sizes) == 2 and sizes[0] * sizes[1] == total:
-                return sizes[0], sizes[1]
-            if len(sizes) == 1 and 1 < sizes[0] < total and total % sizes[0] == 0:
-                return total // sizes[0], sizes[0]
-        return total, 1
+    def split(self, number: int) -> tuple[int, int]:
+        """Batch and tokens under one of the trial sizes of the site."""
+        return _split(self.own_probes()[number], self.k.columns, self.cos.value)
 
     def _table(self, name: str) -> Table:
         """cos or sin of the keys; that of the queries must be the same."""
@@ -166,7 +157,8 @@ class Frame:
         parts = []
         for number, rotation in enumerate(rows.rotations):
             cos, sin = Part(rotation.cos_source, rotation.cos), Part(rotation.sin_source, rotation.sin)
-            parts.append((cos if name == "cos" else sin, *self.split(number, rows)))
+            split = _split(rows.probes[number], rows.columns, rotation.cos_source.value)
+            parts.append((cos if name == "cos" else sin, *split))
         return common.agreed_table(parts, name)
 
     def feeds(self) -> list[ir.Value]:
@@ -181,7 +173,8 @@ class Frame:
         return list({id(value): value for value in found}.values())
 
     def own_probes(self) -> list[Probe]:
-        return self.k.probes
+        """Trial sizes of the whole site, under which both caches have the shapes that the operator wants."""
+        return self._probes
 
     def shape(self, value: ir.Value) -> tuple[int, ...]:
         """A value's shape under the first trial size."""
@@ -205,11 +198,6 @@ class Frame:
         return batch, tokens
 
     # trial sizes of the proof --------------------------------------------------------------------------------------
-
-    def probes(self) -> list[Probe]:
-        """Trial sizes under which both caches have the shapes that the operator wants."""
-        written = [view.probe for view in self.key.write.probes]
-        return [self._fitted(probe.seed, probe.numbers, probe.sizes) for probe in written]
 
     def fresh_probe(self) -> Probe | None:
         """A trial size that no fact was read under: a number mistaken for static shows there. None when none fits."""
@@ -249,6 +237,21 @@ class Frame:
             same = len(lead) == len(leads[0])
             pairs += zip(leads[0], lead, strict=True) if same else [(math.prod(leads[0]), math.prod(lead))]
         return next((pair for pair in pairs if pair[0] != pair[1]), None)
+
+
+def _split(probe: Probe, columns: Columns, cos: ir.Value) -> tuple[int, int]:
+    """Batch and tokens under a trial size, as the rows' source or cos and sin have them."""
+    lead = _lead(probe, columns)
+    total = math.prod(lead)
+    if columns.by_head:
+        return lead[0], lead[1]
+    for shape in (lead, (probe.shape(cos) or ())[:-1]):
+        sizes = [size for size in shape if size != 1]
+        if len(sizes) == 2 and sizes[0] * sizes[1] == total:
+            return sizes[0], sizes[1]
+        if len(sizes) == 1 and 1 < sizes[0] < total and total % sizes[0] == 0:
+            return total // sizes[0], sizes[0]
+    return total, 1
 
 
 def _lead(probe: Probe, columns: Columns) -> tuple[int, ...]:

@@ -23,23 +23,24 @@ from ir_ops.declaration import Operator
 from ir_ops.dtypes import Array, by_name
 from ir_ops.ops import DOMAIN
 
-Q_OUT, K_CACHE, V_CACHE, Q_RAW, K_RAW, V_RAW = range(6)
+Q_OUT, K_CACHE, V_CACHE, Q_RAW, K_RAW = range(5)
 """Numbers of the operator's outputs."""
 K_OPERAND, V_OPERAND = 7, 8
 
 
 @dataclass
 class Delivered:
-    """A value of the graph that an output holds, and how its heads lie."""
+    """A value of the graph that an output holds, how its heads lie in it, and how many dims it has."""
 
     value: ir.Value
     place: int
     layout: HeadAxis
-    heads: int
+    rank: int
 
-    def is_flat(self, frame: Frame) -> bool:
+    @property
+    def is_flat(self) -> bool:
         """Whether the value has the operator's own form ``[T, N * D]``."""
-        return self.layout.joined and self.layout.axis == -2 and len(frame.shape(self.value)) == 2
+        return self.layout.joined and self.layout.axis == -2 and self.rank == 2
 
 
 def build(facts: Facts, new_emitter: EmitterFactory, key: Row, value: Row, queries: Heads, operator: Operator,
@@ -74,8 +75,8 @@ def build(facts: Facts, new_emitter: EmitterFactory, key: Row, value: Row, queri
         replaced=replaced,
         region=frame.region,
         feeds=[item for item in frame.feeds() if id(item) not in emit.copied],
-        probes=frame.probes(),
-        fresh=frame.fresh_probe(),
+        probes=frame.own_probes(),
+        fresh=frame.fresh_probe,
         place=view.place(key.write.out, layer),
         layer=layer,
         stand_ins=asked,
@@ -120,13 +121,14 @@ def _query(frame: Frame) -> Delivered:
     for value, found in moved_on(frame.view, queries.value, queries.probes, positions):
         if dtype_name(value) != frame.kind:
             continue
-        layout = _layout(frame, [probe.shape(value) or () for probe in queries.probes], found)
+        shapes = [probe.shape(value) or () for probe in queries.probes]
+        layout = _layout(frame, shapes, found)
         if layout is None:
             continue
-        own = Delivered(value, Q_OUT, layout, frame.heads[0])
+        own = Delivered(value, Q_OUT, layout, len(shapes[0]))
         if earliest is None:
             earliest = own
-        if own.is_flat(frame) and _only_way(earliest.value, value):
+        if own.is_flat and _only_way(earliest.value, value):
             return own
     if earliest is None:
         raise Refused(
@@ -160,9 +162,12 @@ def _layout(frame: Frame, shapes: Sequence[tuple[int, ...]], positions: Sequence
 
 
 def _needed(frame: Frame, query: Delivered) -> list[Delivered]:
-    """What the operator can deliver beside the queries and is read outside the region."""
-    delivered = [item for row, place in zip(frame.rows, (K_RAW, V_RAW), strict=True)
-                 if (item := _raw(frame, row, place)) is not None]  # fmt: skip
+    """What the operator can deliver beside the queries and is read outside the region: keys before quantisation.
+
+    Values are views of a source; whoever reads them keeps reading the source.
+    """
+    keys = _raw(frame, frame.key, K_RAW)
+    delivered = [] if keys is None else [keys]
     # who reads a cache while it is being written is the alias check's business
     replaced = {id(item) for row in frame.rows for item in row.write.spine.values}
     replaced.add(id(query.value))
@@ -181,16 +186,15 @@ def _raw(frame: Frame, row: Row, place: int) -> Delivered | None:
         shapes = [entry.view.probe.shape(value) or () for entry in row.views]
         layout = _layout(frame, shapes, positions)
         if layout is not None:
-            return Delivered(value, place, layout, positions[0].shape[1])
+            return Delivered(value, place, layout, len(shapes[0]))
     return None
 
 
 def reproduced(frame: Frame, item: Delivered, output: ir.Value) -> ir.Value:
     """The operator's output ``[T, N * D]`` in the shape and order of the value it replaces."""
     emit, name = frame.emit, f"delivered_{item.place}"
-    probes = frame.queries.probes if item.place == Q_OUT else frame.own_probes()
-    shapes = [probe.shape(item.value) or () for probe in probes]
-    if item.is_flat(frame):
+    shapes = [probe.shape(item.value) or () for probe in frame.own_probes()]
+    if item.is_flat:
         return output
     if item.layout.axis == -2:
         return emit.reshape(output, _target(frame, item, shapes), name)

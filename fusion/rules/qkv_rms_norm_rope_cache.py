@@ -20,9 +20,10 @@ from fusion.facts.heads import Heads, read_heads, values_behind
 from fusion.facts.norm import NormFact
 from fusion.facts.parameters import Reason
 from fusion.facts.probe import Probe
-from fusion.facts.projection import origin
+from fusion.facts.projection import is_projected, origin
 from fusion.facts.rows import Row, read_row, with_heads
 from fusion.facts.same_slots import same_slots
+from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
 from fusion.facts.settle import settle
 from fusion.result import Refusal
 from fusion.rules._cache_op import refuse_aliases, slots_text
@@ -57,6 +58,11 @@ class QkvRmsNormRopeCacheRule:
             except Refused as refused:
                 refusals.append(refused.refusal(facts.view, OP, key.write.out, facts.layer(key.write)))
                 continue
+            except (Conflict, OutOfRange, Unsupported) as error:
+                text = "queries, keys and values can be evaluated at one set of sizes"
+                unread = Refused("qkv-unreadable", text, str(error), "sizes that agree", "", key.write.out)
+                refusals.append(unread.refusal(facts.view, OP, key.write.out, facts.layer(key.write)))
+                continue
             candidates.append(candidate)
             free = [row for row in free if row.write.out is not value.write.out]
             queries.used.add(id(candidate.replaced[2][0]))
@@ -76,19 +82,24 @@ class _Queries:
         if any(True for _ in keys):
             for norm in facts.norms.values():
                 if id(norm) not in own:
-                    self._norms[id(origin(self._view, norm.x))].append(norm)
+                    self._norms[self._origin(norm)].append(norm)
         self.used: set[int] = set()
         """Ids of queries that a site delivers already."""
 
     def of(self, key: Row) -> list[NormFact]:
         """Norms of rows from the keys' own origin, as wide as the keys' norm, the next in the graph first."""
         assert key.norm is not None
-        found = self._norms.get(id(origin(self._view, key.norm.x)), [])
+        found = self._norms.get(self._origin(key.norm), [])
         probe = key.write.probes[0].probe
         width = _width(probe, key.norm)
         fitting = [norm for norm in found if _width(probe, norm) == width]
         place = self._order(key.norm)
         return sorted(fitting, key=lambda norm: abs(self._order(norm) - place))
+
+    def _origin(self, norm: NormFact) -> int:
+        """A number of what the rows are projected from; graph inputs that are rows themselves count as one."""
+        behind = origin(self._view, norm.x)
+        return 0 if behind.is_graph_input() and not is_projected(self._view, norm.x) else id(behind)
 
     def _order(self, norm: NormFact) -> int:
         node = norm.y.producer()
@@ -118,12 +129,17 @@ def _candidate(
     for norm in near:
         try:
             _refuse_other_epsilon(key, norm)
-            heads = _heads(view, key, norm)
-            if id(heads.value) in queries.used:
-                continue
-            return value, build(facts, new_emitter, key, value, heads, OPS[OP], RULE.size)
+            read = _heads(view, key, norm)
         except Refused as refused:
             first = first or refused
+            continue
+        for heads in read:
+            if id(heads.value) in queries.used:
+                continue
+            try:
+                return value, build(facts, new_emitter, key, value, heads, OPS[OP], RULE.size)
+            except Refused as refused:
+                first = first or refused
     raise first or Refused("qkv-queries", "queries of their own", "only those of another site", "one set each")
 
 
@@ -137,7 +153,7 @@ def _refuse_other_epsilon(key: Row, norm: NormFact) -> None:
         )  # fmt: skip
 
 
-def _heads(view: GraphView, key: Row, norm: NormFact) -> Heads:
+def _heads(view: GraphView, key: Row, norm: NormFact) -> list[Heads]:
     """The rotated queries behind a norm, read under the trial sizes of the keys."""
     assert key.norm is not None
     behind = list(values_behind(view, norm.y))

@@ -10,8 +10,9 @@ import onnx_ir as ir
 from fusion.candidate import Candidate, EmitterFactory, Refused
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import dims_of, dtype_name
+from fusion.facts.parameters import Reason
 from fusion.facts.probe import Probe
-from fusion.facts.swiglu import GatedFact, find_gated
+from fusion.facts.swiglu import GatedFact, activations, read_gated
 from fusion.facts.symbolic import Symbolic
 from fusion.facts.terms import Unreadable
 from fusion.result import Refusal
@@ -32,40 +33,39 @@ class SwiGluRule:
 
     def match(self, facts: Facts, new_emitter: EmitterFactory) -> tuple[list[Candidate], list[Refusal]]:
         candidates, refusals = [], []
-        gated, reasons = find_gated(facts.view)
-        sources = [_source(fact) for fact in gated]
-        members = Counter(id(source) for source in sources if source is not None)
+        found = [(node, _source(gate)) for node, gate in activations(facts.view)]
+        members = Counter(id(source) for _, source in found if source is not None)
         told: set[int] = set()
-        for fact, source in zip(gated, sources, strict=True):
-            if not facts.standing.stands(fact.y):
+        for node, source in found:
+            count = 0 if source is None else members[id(source)]
+            if id(source) in told or not facts.standing.stands(node.outputs[0]):
                 continue
-            layer = facts.view.layer_of(fact.y)
+            read = read_gated(facts.view, node)
+            if read is None:
+                continue
+            where = read.y if isinstance(read, GatedFact) else read.value or node.outputs[0]
+            layer = facts.view.layer_of(where)
             try:
-                if source is not None and members[id(source)] >= EXPERTS:
-                    if id(source) in told:
-                        continue
+                if isinstance(read, Reason):
+                    raise Refused(read.code, read.fact, read.found, read.wanted, "", where)
+                if count >= EXPERTS:
                     told.add(id(source))
                     raise Refused(
-                        "swiglu-experts", "one feed-forward part reads a value", f"{members[id(source)]} do",
-                        f"fewer than {EXPERTS}", "leave experts to an operator for all of them", fact.y,
+                        "swiglu-experts", "one feed-forward part reads a value", f"{count} do",
+                        f"fewer than {EXPERTS}", "leave experts to an operator for all of them", where,
                     )  # fmt: skip
-                candidates.append(_build(facts, new_emitter, fact, layer))
+                candidates.append(_build(facts, new_emitter, read, layer))
             except Refused as refused:
-                refusals.append(refused.refusal(facts.view, OP, fact.y, layer))
-        for reason in reasons:
-            if reason.value is not None and facts.standing.stands(reason.value):
-                layer = facts.view.layer_of(reason.value)
-                place = facts.view.place(reason.value, layer)
-                refusals.append(Refusal(reason.code, place, layer, OP, reason.fact, reason.found, reason.wanted, ""))
+                refusals.append(refused.refusal(facts.view, OP, where, layer))
         return candidates, refusals
 
 
 RULE = SwiGluRule()
 
 
-def _source(fact: GatedFact) -> ir.Value | None:
+def _source(gate: ir.Value) -> ir.Value | None:
     """What gate was projected from; None where it is no projection."""
-    node = fact.gate.producer()
+    node = gate.producer()
     if node is not None and node.op_type == "Add":
         node = next((own for item in node.inputs if item is not None and (own := item.producer()) is not None), None)
     if node is None or node.op_type not in ("MatMul", "Gemm") or node.inputs[0] is None:

@@ -16,6 +16,7 @@ from ir_ops.errors import KvfuseError
 from ir_ops.ops import OPS
 from tests.custom_ort import one_node
 from tests.custom_ort.calls import Call, values
+from tests.custom_ort.effort import how_many
 from tests.custom_ort.fia_breaches import BREACHES, Breach, legal
 from tests.custom_ort.fia_calls import LAYOUTS, NAME, TYPES, page_layout, random_call, whole_int8
 from tests.custom_ort.isa import ISAS
@@ -46,7 +47,7 @@ def test_random_calls(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVFUSE_ISA", isa)
     rng = np.random.default_rng(97)
     sessions = one_node.Sessions()
-    for number in range(160 if isa == ATTENTION[-1] else 52):
+    for number in range(how_many(160) if isa == ATTENTION[-1] else how_many(52, share=0.3)):
         call = random_call(rng, layout=LAYOUTS[number % len(LAYOUTS)])
         check(call, sessions, (number, call.attrs))
 

@@ -148,7 +148,19 @@ def gemm(attrs: Attrs, x: Array, y: Array, c: Array | None = None) -> Any:
 
 
 def _einsum_shape(attrs: Attrs, operands: Operands) -> list[tuple[int, ...]]:
-    dummies = [np.broadcast_to(np.int8(0), operand.shape) for operand in operands if operand is not None]
+    shapes = [operand.shape for operand in operands if operand is not None]
+    inputs, arrow, out = str(attrs["equation"]).replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    if arrow and "." not in inputs and [len(term) for term in terms] == [len(shape) for shape in shapes]:
+        sizes: dict[str, int] = {}
+        for term, shape in zip(terms, shapes, strict=True):
+            for letter, size in zip(term, shape, strict=True):
+                if sizes.setdefault(letter, size) not in (size, 1) and size != 1:
+                    raise Conflict(sizes[letter], size)
+                sizes[letter] = max(sizes[letter], size)
+        if set(out) <= set(sizes):
+            return [tuple(sizes[letter] for letter in out)]
+    dummies = [np.broadcast_to(np.int8(0), shape) for shape in shapes]
     try:
         return [np.einsum(attrs["equation"], *dummies).shape]
     except ValueError as error:

@@ -29,13 +29,8 @@ refuses(
     reason="packed attention with a cache of its own has no plain spelling here",
     nearest="export the model with Attention (opset 23) or eager attention",
 )
-refuses(
-    "MatMulNBits",
-    domain=MICROSOFT,
-    reason="blockwise quantised weights have no operator here",
-    nearest="DequantizeLinear weights with MatMul",
-)
-refuses("If", "Loop", "Scan", reason="control flow", nearest="an export without control flow (fixed shapes, unrolled)")
+refuses("Loop", "Scan", reason="control flow", nearest="an export without control flow (fixed shapes, unrolled)")
+refuses("If", reason="a branch that is chosen at run time (one known at export is taken)", nearest="fixed input shapes")
 
 
 @converts(

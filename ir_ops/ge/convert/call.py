@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ class NodeCall:
         used: which outputs anything reads.
         in_place: whether the node's in-place input is a RefData of its own (else a converter copies it first).
         product: whose limits apply to fused operators.
+        store: keeps a weight that a converter made where the model's weights are kept.
         attention: "auto" takes GE's attention operator where it is provably the same, "plain" never.
     """
 
@@ -43,6 +44,7 @@ class NodeCall:
     product: str = "generic"
     notes: list[str] = field(default_factory=list)
     attention: str = "auto"
+    store: Callable[[Array, str], Tensor] | None = None
 
     # ------------------------------------------------------------------------------------------------ reading
 
@@ -182,6 +184,11 @@ class NodeCall:
     def mark(self, name: str, ge_type: str, value: Any) -> dict[str, Attr]:
         """A private attribute (name begins with an underscore) for :meth:`emit`."""
         return {name: make_attr(ge_type, value, where=self.name)}
+
+    def weight(self, array: Array, part: str) -> Tensor:
+        """A constant of any size that the conversion made."""
+        name = f"{self.name}/{part}"
+        return self.builder.const(array, name=name) if self.store is None else self.store(array, name)
 
     def note(self, text: str) -> None:
         """Something the user of the exported file has to know."""

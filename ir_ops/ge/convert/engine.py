@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
-from ir_ops.dtypes import DType, by_onnx
+from ir_ops.dtypes import Array, DType, by_numpy, by_onnx
 from ir_ops.errors import BadModel, ExportError, KvfuseError
 from ir_ops.ge.builder import GraphBuilder
 from ir_ops.ge.convert import load_families
@@ -128,6 +128,9 @@ class Engine:
         label = f"{domain}.{node.op_type}" if domain else node.op_type
         version = node.version or opset(self.model, domain)
         try:
+            if node.op_type == "If" and not domain:
+                self._branch(node)
+                return
             converter = find_converter(domain, node.op_type, version)
             inputs = [None if value is None else self._values[value] for value in node.inputs]
             if any(value is not None and operand is None for value, operand in zip(node.inputs, inputs, strict=True)):
@@ -145,6 +148,27 @@ class Engine:
             self._fail(label, name, error.what + (f" (found {error.found})" if error.found else ""), error.wanted)
         for value in node.outputs:
             self._values[value] = None
+
+    def _branch(self, node: ir.Node) -> None:
+        """An If whose condition is known at export is the branch it takes."""
+        condition = self._values[node.inputs[0]] if node.inputs[0] is not None else None
+        if condition is None:
+            raise _Poisoned
+        known = condition.constant()
+        if known is None:
+            raise Unsupported("a branch that is chosen at run time", "fixed input shapes, or an export without If")
+        graph = node.attributes["then_branch" if bool(known.reshape(-1)[0]) else "else_branch"].as_graph()
+        for value in graph.initializers.values():
+            self._add_initializer(value)
+        for inner in graph:
+            self._convert(inner, frozenset())
+        for value, made in zip(node.outputs, graph.outputs, strict=True):
+            self._values[value] = self._values[made]
+
+    def _store(self, array: Array, name: str) -> Tensor:
+        """A weight that the conversion made: kept where the model's weights are kept."""
+        tensor = ir.Tensor(array, name=name)
+        return self.weights.add(self.builder, tensor, by_numpy(array.dtype), array.shape, name)
 
     def _convert_known(
         self,
@@ -181,6 +205,7 @@ class Engine:
             self.product,
             self.notes,
             self.attention,
+            self._store,
         )
         made = converter.run(call)
         tensors = [made] if isinstance(made, Tensor) else made.flat() if isinstance(made, Outputs) else list(made)

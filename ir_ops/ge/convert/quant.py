@@ -6,7 +6,8 @@ import numpy as np
 
 from ir_ops.dtypes import Array, DType, by_name
 from ir_ops.ge.convert.call import FLOATS, NodeCall
-from ir_ops.ge.convert.registry import Result, converts
+from ir_ops.ge.convert.matmul import product
+from ir_ops.ge.convert.registry import MICROSOFT, Result, converts
 from ir_ops.ge.convert.unsupported import Unsupported
 from ir_ops.ge.tensor import Tensor
 from ir_ops.ge.validator.semantics import ONNX_SCALE_ATTR
@@ -129,3 +130,44 @@ def _clipped(n: NodeCall, x: Tensor, part: str) -> Tensor:
 
 def _rounded_byte(n: NodeCall, x: Tensor, part: str) -> Tensor:
     return n.emit("Round", {"x": _clipped(n, x, part)}, part=f"{part}_rounded")
+
+
+@converts(
+    "MatMulNBits",
+    domain=MICROSOFT,
+    dtypes="float32, float16, bfloat16",
+    ge="MatMulV2 / BatchMatMulV2, Add",
+    note="2, 4 or 8 bits in blocks; the weight is stored dequantised in A's type (exact, 2 to 8 times as large)",
+)
+def matmul_nbits(n: NodeCall) -> Result:
+    n.require(*FLOATS)
+    if n.has(4):
+        raise Unsupported("MatMulNBits with g_idx", "blocks in order")
+    weight = _dequantised(n).astype(n.dtype(0).np)
+    n.note_once(
+        "MatMulNBits: weights are stored dequantised; activations are not quantised, whatever accuracy_level says"
+    )
+    y = product(n, n.x(0), n.weight(weight, "weight"), "product" if n.has(5) else "")
+    return n.emit("Add", {"x1": y, "x2": n.x(5)}) if n.has(5) else y
+
+
+def _dequantised(n: NodeCall) -> Array:
+    """The weight ``[K, N]`` in float32: ``(q - zero_point) * scale`` of each block of a column."""
+    bits, block, depth, columns = (int(n.attr(name)) for name in ("bits", "block_size", "K", "N"))
+    if bits not in (2, 4, 8):
+        raise Unsupported(f"MatMulNBits with {bits} bits", "2, 4 or 8 bits")
+    blocks = -(-depth // block)
+    values = _unpacked(n.constant(1).reshape(columns, -1), bits)[:, : blocks * block].reshape(columns, blocks, block)
+    zero: Array = np.full((columns, blocks), float(2 ** (bits - 1)), np.float32)
+    if n.has(3):
+        given = n.constant(3).reshape(columns, -1)
+        zero = given if given.dtype.kind != "u" else _unpacked(given, bits)[:, :blocks]
+    scale = n.constant(2).reshape(columns, blocks).astype(np.float32)
+    wide = (values.astype(np.float32) - zero.astype(np.float32)[..., None]) * scale[..., None]
+    return np.ascontiguousarray(wide.reshape(columns, -1)[:, :depth].T)
+
+
+def _unpacked(rows: Array, bits: int) -> Array:
+    """The values in rows of bytes, the first in the lowest bits."""
+    parts = [(rows >> shift) & (2**bits - 1) for shift in range(0, 8, bits)]
+    return np.stack(parts, axis=-1).reshape(rows.shape[0], -1)

@@ -146,7 +146,8 @@ class WeightPlan:
 
     def _append(self, tensor: ir.TensorProtocol, dtype: DType, shape: Shape) -> tuple[str, int]:
         """A place in ``NAME.weights``; a file that would grow too large is followed by the next one."""
-        assert self.out is not None
+        if self.out is None:
+            raise BadUsage("weights in memory do not fit into the file", hint="give an output path")
         end = 0
         if self._shared:
             last = self._pieces[self._shared[-1]][-1]

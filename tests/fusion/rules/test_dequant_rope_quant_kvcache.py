@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
 import onnx
 import pytest
 
@@ -12,6 +13,7 @@ from fusion import FusionResult
 from ir_ops.npz import load_npz
 from ir_ops.ops import OPS
 from tests.conftest import DATA
+from tests.fusion.zoo.run import run, worst
 
 OP = "DequantRopeQuantKvcache"
 GRAPHS = {"hand_drqk_contiguous_dynamo18_fp16": "contiguous", "hand_drqk_page_ts17_fp16": "page"}
@@ -81,3 +83,21 @@ def test_limits_of_products(product: str) -> None:
     assert [refusal.code for refusal in result.refusals if refusal.rule == OP] == (
         ["DRQ-23"] if product == "950" else []
     )
+
+
+@pytest.mark.parametrize("exporter", ["dynamo18", "ts17"])
+def test_an_attention_quantised_by_quantize_dynamic(exporter: str) -> None:
+    """torch's own export with contiguous int8 caches, three MatMulInteger of one quantised value in front."""
+    model = model_of(f"attention_int8cache_{exporter}_ortdynint8")
+    result = fusion.fuse(model)
+    (site,) = result.sites
+    operands = dict(zip([entry.name for entry in OPS[OP].inputs], site.inputs, strict=True))
+    assert site.attrs["cache_mode"] == "contiguous" and all(operands[name] for name in ("weight_scale", "bias"))
+    assert result.ops_after["MatMulInteger"] == result.ops_before["MatMulInteger"] - 2
+    rng = np.random.default_rng(0)
+    batch, tokens = 3, 2
+    caches = {name: rng.integers(-90, 90, (batch, 12, 2, 16)).astype(np.int8) for name in ("kc", "vc")}
+    rows = rng.standard_normal((batch, tokens, 64)).astype(np.float32)
+    positions, starts = np.tile(np.arange(tokens), (batch, 1)), rng.integers(0, 12 - tokens, batch)
+    given = {"h": rows, "pos": positions, "start": starts, **caches}
+    assert worst(run(result.model, given), run(model, given), "float32") == ""

@@ -60,3 +60,17 @@ def test_a_product_refuses_by_its_own_rule_and_the_smaller_operator_follows() ->
     result = fusion.fuse(model_of(GRAPHS[0]), product="A3")
     assert OP not in {site.op for site in result.sites}
     assert any(refusal.rule == OP and refusal.code.startswith("MLA-") for refusal in result.refusals)
+
+
+EXPORTS = ("batch_einsum_kv_b_dynamo23_fp32", "batch_matmul_joint_dynamo18_fp32", "tokens_bmm_kv_b_ts17_fp32")
+"""Modules exported by torch 2.13, recorded outputs are PyTorch's: static caches by batch with the attention behind
+them, a joint down-projection, paged caches by token; absorbed by Einsum, MatMul and bmm; kv_b_proj cut on the fly."""
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_torch_modules_fuse_and_give_what_torch_gives(name: str) -> None:
+    model = onnx.load_model(DATA / "mla" / f"{name}.onnx")
+    result = fusion.fuse(model)
+    assert [site.op for site in result.sites] == [OP]
+    verified = fusion.verify(model, result.model, inputs=load_npz(DATA / "mla" / f"{name}.npz"))
+    assert verified.ok, verified.differences

@@ -24,7 +24,7 @@ LAYOUTS: tuple[dict[str, object], ...] = (
 )
 
 
-@pytest.mark.parametrize("spec", cover(48, 7), ids=label)
+@pytest.mark.parametrize("spec", cover(36, 7), ids=label)
 def test_every_spelling_is_one_site_with_the_same_results(spec: Spec) -> None:
     model = Preamble(spec).model()
     result = fusion.fuse(model)
@@ -99,8 +99,9 @@ def trapped(name: str, layout: int) -> tuple[Spec, onnx.ModelProto, FusionResult
     return spec, model, fusion.fuse(model)
 
 
-@pytest.mark.parametrize("name", TRAPS)
-@pytest.mark.parametrize("layout", range(len(LAYOUTS)))
+@pytest.mark.parametrize(
+    ("name", "layout"), [(name, layout) for number, name in enumerate(TRAPS) for layout in (0, 1 + number % 2)]
+)
 def test_near_miss_is_refused_with_its_reason(name: str, layout: int) -> None:
     spec, model, result = trapped(name, layout)
     assert not result.count(OP), TRAPS[name][0]

@@ -11,6 +11,7 @@ import onnxruntime as ort
 from onnx.reference import ReferenceEvaluator
 
 import custom_ort
+from tests.fusion.qkv.operator import QkvRmsNormRopeCache
 from tests.fusion.zoo.graph import Array
 from tests.fusion.zoo.operator import KvRmsNormRopeCache
 
@@ -41,7 +42,7 @@ def evaluate(model: onnx.ModelProto, feeds: dict[str, Array]) -> dict[str, Array
     kept = [function for function in bare.functions if function.domain != "ai.ascend"]
     del bare.functions[:]
     bare.functions.extend(kept)
-    results = ReferenceEvaluator(bare, new_ops=[KvRmsNormRopeCache]).run(None, feeds)
+    results = ReferenceEvaluator(bare, new_ops=[KvRmsNormRopeCache, QkvRmsNormRopeCache]).run(None, feeds)
     return dict(zip([entry.name for entry in model.graph.output], results, strict=True))
 
 

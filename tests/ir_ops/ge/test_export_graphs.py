@@ -89,7 +89,6 @@ def test_a_refused_graph_names_what_is_missing(graphs: Path) -> None:
     with pytest.raises(ExportError) as raised:
         export(graphs / "qwen3_genai_int4.onnx")
     text = str(raised.value)
-    assert "6 x com.microsoft.MatMulNBits" in text
     assert "1 x com.microsoft.GroupQueryAttention" in text
 
 
