@@ -79,6 +79,7 @@ def fuse(
     if conversion is not None and functions and not sites:  # the conversion's own nodes need bodies all the same
         carry_functions(loaded.model)
     timings |= found.timings
+    found.proven.clear()
     saved = None
     if out is not None:
         started = time.perf_counter()

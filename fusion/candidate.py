@@ -49,7 +49,7 @@ class Candidate:
         region: nodes of the graph that the fused node stands for.
         feeds: values at which the region begins; the proof feeds them.
         probes: the trial sizes under which the facts were read.
-        fresh: a further trial size for the proof, None when none fits.
+        fresh: a further trial size for the proof, None when none fits; or what finds it, for structures not yet proven.
         place, layer: where, for messages.
         shapes: shape vectors of values of the region -> the same vectors told from graph inputs.
         stand_ins: values of the region whose shape is asked for, and a value outside of the same shape.
@@ -73,7 +73,7 @@ class Candidate:
     probes: list[Probe]
     place: str
     layer: int | None
-    fresh: Probe | None = None
+    fresh: Probe | Callable[[], Probe | None] | None = None
     stand_ins: list[tuple[ir.Value, ir.Value]] = field(default_factory=list)
     shapes: list[tuple[ir.Value, ir.Value]] = field(default_factory=list)
     assumptions: list[str] = field(default_factory=list)

@@ -79,6 +79,7 @@ def find(model: ir.Model, options: Options) -> Found:
         if not options.only or rule.op in options.only:
             search.run(rule)
     found.refusals += search.refusals()
+    facts.view.forget()
     return found
 
 

@@ -100,7 +100,7 @@ class Prover:
 
     def _fresh_case(self, candidate: Candidate) -> list[tuple[Probe, dict[int, Array]]]:
         """A case at sizes that no fact was read under; none where the graph itself does not run at them."""
-        probe = candidate.fresh
+        probe = candidate.fresh() if callable(candidate.fresh) else candidate.fresh
         if probe is None:
             return []
         try:

@@ -37,6 +37,7 @@ FusedInferAttentionScore::FusedInferAttentionScore(const KernelInfo& info)
   node_.block_size = info.Int(kAttrBlockSize), node_.wants_lse = info.Bool(kAttrSoftmaxLseFlag);
   node_.key_mode = info.Int(kAttrKeyAntiquantMode), node_.value_mode = info.Int(kAttrValueAntiquantMode);
   node_.query_mode = info.Int(kAttrQueryQuantMode);
+  info.Int(kAttrInnerPrecise);  // without effect, but an Int
   for (const size_t attribute : {kAttrAntiquantMode, kAttrPseType, kAttrOutDtype}) {
     const int64_t value = info.Int(attribute);
     if (value != 0) Refuse(kFa22B, kAttrs[attribute].name + (" " + Text(value)), "0");

@@ -70,6 +70,13 @@ class GraphView:
         self._exact: Numbering | None = None
         self._trial: Numbering | None = None
 
+    def forget(self) -> None:
+        """Drops what has been looked up and evaluated: the memory is wanted for writing the model."""
+        self.kept.clear()
+        self._attrs.clear()
+        self._structural.clear()
+        self._exact = self._trial = None
+
     def output_place(self, value: ir.Value) -> int:
         """Which graph output a value is."""
         return self._output_places[id(value)]

@@ -61,7 +61,7 @@ def build(facts: Facts, new_emitter: EmitterFactory, inputs: Inputs, operator: O
         region=frame.region,
         feeds=[item for item in frame.feeds() if id(item) not in emit.copied],
         probes=frame.probes(),
-        fresh=frame.fresh_probe(),
+        fresh=frame.fresh_probe,
         place=facts.view.place(inputs.key.write.out, layer),
         layer=layer,
         stand_ins=asked,

@@ -56,7 +56,7 @@ def build(facts: Facts, new_emitter: EmitterFactory, site: Site, operator: Opera
         region=frame.region,
         feeds=[item for item in frame.feeds() if id(item) not in emit.copied],
         probes=frame.trials,
-        fresh=frame.fresh_probe(),
+        fresh=frame.fresh_probe,
         place=facts.view.place(site.query.contraction.out, layer),
         layer=layer,
         stand_ins=asked,

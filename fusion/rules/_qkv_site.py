@@ -76,7 +76,7 @@ def build(facts: Facts, new_emitter: EmitterFactory, key: Row, value: Row, queri
         region=frame.region,
         feeds=[item for item in frame.feeds() if id(item) not in emit.copied],
         probes=frame.own_probes(),
-        fresh=frame.fresh_probe(),
+        fresh=frame.fresh_probe,
         place=view.place(key.write.out, layer),
         layer=layer,
         stand_ins=asked,

@@ -117,6 +117,8 @@ class Sizes:
         if not self.case.has(name):
             return np.full(batch, total, np.int64)
         given = self.case.value(name).astype(np.int64).reshape(-1)
+        if given.size == 0:
+            raise Undecided(name)
         if given.size < batch:
             given = np.broadcast_to(given[:1], batch)
         return given[:batch]

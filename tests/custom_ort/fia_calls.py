@@ -274,6 +274,5 @@ def whole_int8(rng: Rng, layout: str, lengths: list[int], kv_lengths: list[int],
     return call
 
 
-def plain(call: Call) -> dict[str, Array]:
-    """The call's arrays in float64."""
-    return {name: array.astype(np.float64) for name, array in call.inputs.items()}
+CALLS = {NAME: random_call}
+"""For whoever draws calls of every operator."""

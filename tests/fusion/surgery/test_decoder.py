@@ -31,7 +31,7 @@ GRAPHS = {
     "dsv2_hfexporter18_fp32_latentcache": {"FusedInferAttentionScore": 1},
 }
 EXPANDED = "dsv3_optimum_fp32_expandedcache"
-"""Its recorded caches hold keys and values of every head: a converted decoder has latents and cannot start there."""
+"""Its recorded caches hold keys and values of every head; a converted decoder has latents, and starts empty."""
 BOUNDS = {"fp32": 2e-5, "fp16": 0.02, "bf16": 0.15}
 """Largest difference of a logit; they are about 1 in size."""
 
