@@ -200,6 +200,7 @@ class _Rewriting:
         retelling = Retelling(self._view, self._trials, self._roles.ids, positions, self._emit)
         gone = [growth.past for growth in self._growths] + ([self._roles.padding] if self._roles.padding else [])
         retelling.retell(gone)
+        retelling.tell_shapes()
         self._finish(gone, caches, positions, new)
         inputs = {"ids": self._roles.ids, "positions": positions, "slots": new.slots, "block_table": new.block_table,
                   "query_lengths": new.query_lengths, "kv_lengths": new.kv_lengths}  # fmt: skip
