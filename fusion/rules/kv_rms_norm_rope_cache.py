@@ -67,7 +67,7 @@ RULE = KvRmsNormRopeCacheRule()
 def _not_in_place(facts: Facts, other: NotAWrite) -> Refusal:
     layer = facts.layer(other)
     suggestion = {
-        "cache-grows": "export with a static cache, or convert the cache first",
+        "cache-grows": "fuse with --cache auto, or export with a static cache",
         "cache-unwritten": "the export dropped the write; write with index_put or index_copy",
     }.get(other.reason, "write rows by slot number")
     place = facts.view.place(other.out, layer)
