@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 import onnx_ir as ir
@@ -22,10 +23,12 @@ from fusion.facts.terms import Unreadable
 from fusion.facts.types import fill_types
 from fusion.result import Site
 from fusion.surgery.decoder.attend import attend
+from fusion.surgery.decoder.calibrate import Measured, measure
 from fusion.surgery.decoder.layout import Cached, NewInputs, Pages, cache_input, rows_of, write
 from fusion.surgery.decoder.lengths import Retelling
 from fusion.surgery.decoder.proof import Proven, prove
 from fusion.surgery.decoder.roles import Roles, Trial, find_roles, first_trial, trials
+from fusion.verification import Arrays
 from ir_ops.decode_plan import KEY, CachePort, DecodePlan
 from ir_ops.errors import BadUsage
 from ir_ops.layout import nz_block
@@ -59,9 +62,18 @@ class _Site:
     proven: Proven
     latent: Latent | None
     cached: tuple[Cached, Cached]
+    errors: Mapping[str, float] = field(default_factory=dict)
 
 
-def convert(model: ir.Model, cache: Cache = "auto", *, block_size: int = 0, capacity: int = 0) -> Conversion:
+def convert(
+    model: ir.Model,
+    cache: Cache = "auto",
+    *,
+    block_size: int = 0,
+    capacity: int = 0,
+    calibrate: Arrays | None = None,
+    folder: Path | None = None,
+) -> Conversion:
     """Turns a decoder whose caches grow into one that writes them in place. The model is changed, or not at all.
 
     Args:
@@ -69,6 +81,8 @@ def convert(model: ir.Model, cache: Cache = "auto", *, block_size: int = 0, capa
         cache: ``paged`` or ``contiguous``, which is one page a sequence; ``auto`` is paged.
         block_size: tokens of a page; default 128.
         capacity: most tokens of a sequence; default: free for paged caches, 4096 for contiguous ones.
+        calibrate: inputs of the model on which the scales of int8 caches are measured; None: caches of the rows' type.
+        folder: where the model's external weights lie, for the measurement.
 
     Raises:
         BadUsage: a size below 1, or a block size for contiguous caches.
@@ -91,6 +105,8 @@ def convert(model: ir.Model, cache: Cache = "auto", *, block_size: int = 0, capa
     roles = find_roles(view, growths, first)
     sizes = trials(view, growths, roles, first)
     sites = _sites(view, growths, roles, first, sizes)
+    if calibrate is not None:
+        sites = _quantised(sites, measure(model, growths, calibrate, folder))
     logits = _logits(view, growths)
     return _Rewriting(model, view, growths, roles, sizes, sites).run(
         logits, contiguous, (capacity if contiguous else block_size) or BLOCK_SIZE, capacity
@@ -152,6 +168,23 @@ def _caches(view: GraphView, trial: Trial, attention: Attention) -> tuple[Latent
         for growth, new, (heads, columns), part in zip(growths, rows, sizes, parts, strict=True)
     ]
     return latent, (cached[0], cached[1])
+
+
+def _quantised(sites: Sequence[_Site], measured: Mapping[str, Measured]) -> list[_Site]:
+    """The sites with int8 caches.
+
+    Raises:
+        Refused: a site caches latents.
+    """
+    found = []
+    for site in sites:
+        if site.latent is not None:
+            raise Refused("kv-quant", "int8 caches of keys and values", "caches of latents", "keys and values of heads",
+                          "convert without --kv-quant", site.attention.out)  # fmt: skip
+        pairs = [replace(item, scale=measured[str(item.growth.past.name)].scale) for item in site.cached]
+        errors = {item.part: measured[str(item.growth.past.name)].error for item in site.cached}
+        found.append(replace(site, cached=(pairs[0], pairs[1]), errors=errors))
+    return found
 
 
 def _logits(view: GraphView, growths: Sequence[Growth]) -> ir.Value:
@@ -249,6 +282,9 @@ class _Rewriting:
             outputs=tuple(item.name or "" for item in node.outputs),
             attrs={name: attr.value for name, attr in node.attributes.items()},
             proof=site.proven.proof,
+            notes=tuple(
+                f"int8 {part}s differ by {error:.2%} (root mean square)" for part, error in site.errors.items()
+            ),
         )
 
     def _pages(self, block_size: int) -> Pages:
