@@ -10,11 +10,13 @@ from typing import Literal, get_args
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
+from fusion import verification
 from fusion.candidate import Refused
+from fusion.decoder_verification import is_decoder, verify_decoder
 from fusion.engine import Found, Options, apply, count_ops, find
 from fusion.model_io import Loaded, ModelLike, Weights, load, save, without_collector
 from fusion.normalise import unroll_sequences
-from fusion.result import FusionResult, Site
+from fusion.result import FusionResult, Site, VerifyResult
 from fusion.rules import all_rules
 from fusion.surgery.decoder.convert import Cache, Conversion, convert
 from fusion.surgery.packing import Pack
@@ -135,6 +137,34 @@ def explain(
         ops_after=before,
         notes=tuple(loaded.notes),
     )
+
+
+def verify(
+    original: ModelLike,
+    fused: ModelLike,
+    *,
+    inputs: Arrays | None = None,
+    expected: Arrays | None = None,
+    seed: int = 0,
+    cases: int = 3,
+    kernel: bool = True,
+    bf16: Literal["widen", "round"] = "widen",
+) -> VerifyResult:
+    """Compares a fused model with its original: :func:`fusion.verification.verify`.
+
+    A decoder whose caches were converted has other inputs: it decodes random prompts beside its original
+    (:func:`fusion.decoder_verification.verify_decoder`).
+
+    Raises:
+        BadUsage: inputs or function bodies are asked for with a converted decoder.
+    """
+    if not is_decoder(load(fused).model) or is_decoder(load(original).model):
+        return verification.verify(
+            original, fused, inputs=inputs, expected=expected, seed=seed, cases=cases, kernel=kernel, bf16=bf16
+        )
+    if inputs is not None or expected is not None or not kernel:
+        raise BadUsage("a converted decoder is verified on random prompts, with the kernels", wanted="seed and cases")
+    return verify_decoder(original, fused, seed=seed, cases=cases)
 
 
 def _converted(loaded: Loaded, cache: Cache, block_size: int, capacity: int, calibrate: Arrays | None) -> Conversion:

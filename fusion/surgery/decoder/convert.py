@@ -93,6 +93,23 @@ def convert(
         found = f"--block-size {block_size}, --capacity {capacity} with {cache} caches"
         raise BadUsage("no such sizes", found=found, wanted="numbers above 0; a block size for paged caches only")
     capacity = capacity or (CAPACITY if contiguous else 0)
+    view, growths, first, roles = read_decoder(model)
+    sizes = trials(view, growths, roles, first)
+    sites = _sites(view, growths, roles, first, sizes)
+    if calibrate is not None:
+        sites = _quantised(sites, measure(model, growths, calibrate, folder))
+    logits = _logits(view, growths)
+    return _Rewriting(model, view, growths, roles, sizes, sites).run(
+        logits, contiguous, (capacity if contiguous else block_size) or BLOCK_SIZE, capacity
+    )
+
+
+def read_decoder(model: ir.Model) -> tuple[GraphView, list[Growth], Trial, Roles]:
+    """The growing caches of a model and the meaning of its inputs. Values without a type are given one.
+
+    Raises:
+        Refused: there is no growing cache, or the inputs are not those of a decoder.
+    """
     fill_types(model.graph)
     view = GraphView(model.graph, model.opset_imports.get("", 0))
     spines = find_spines(view)
@@ -102,15 +119,7 @@ def convert(
         raise Refused("decode-caches", "caches that grow: present = Concat(past, new rows)", "none",
                       "one for each layer", "a model with static or paged caches needs no conversion")  # fmt: skip
     first = first_trial(view, growths)
-    roles = find_roles(view, growths, first)
-    sizes = trials(view, growths, roles, first)
-    sites = _sites(view, growths, roles, first, sizes)
-    if calibrate is not None:
-        sites = _quantised(sites, measure(model, growths, calibrate, folder))
-    logits = _logits(view, growths)
-    return _Rewriting(model, view, growths, roles, sizes, sites).run(
-        logits, contiguous, (capacity if contiguous else block_size) or BLOCK_SIZE, capacity
-    )
+    return view, growths, first, find_roles(view, growths, first)
 
 
 def _sites(
