@@ -92,7 +92,7 @@ def _settle(graph: ir.Graph, shapes: dict[str, Shape | None], node: ir.Node, i: 
     node.replace_input_with(i, cache)
     graph.remove(there, safe=True)
     cache.shape = ir.Shape([first, *dims[1:]])
-    made.shape, made.dtype = cache.shape, cache.dtype
+    made.shape, made.type = cache.shape, cache.type
     place = next(number for number, value in enumerate(graph.outputs) if value is result)
     output, result.name = result.name, f"{result.name}/as_it_was"
     graph.outputs[place] = made
