@@ -14,7 +14,7 @@ from fusion.candidate import Refused
 from fusion.emit import Emitter
 from fusion.facts.attention import Attention, AttentionReader, NoAttention
 from fusion.facts.graph import GraphView
-from fusion.facts.growth import Growth, find_growths
+from fusion.facts.growth import Growth, find_growths, kept_inside
 from fusion.facts.large_caches import find_large
 from fusion.facts.latent import Latent, read_latent
 from fusion.facts.semantics import Conflict
@@ -116,8 +116,12 @@ def read_decoder(model: ir.Model) -> tuple[GraphView, list[Growth], Trial, Roles
     find_large(view, spines)
     growths = find_growths(view, spines)
     if not growths:
-        raise Refused("decode-caches", "caches that grow: present = Concat(past, new rows)", "none",
-                      "one for each layer", "a model with static or paged caches needs no conversion")  # fmt: skip
+        inside = kept_inside(view)
+        node = view.root(inside[0]).producer() if inside else None
+        raise Refused("decode-caches", "caches that grow: present = Concat(past, new rows)",
+                      f"{node.op_type}, which keeps its caches itself" if node is not None else "none",
+                      "one for each layer", "export with standard operators" if inside
+                      else "a model with static or paged caches needs no conversion")  # fmt: skip
     first = first_trial(view, growths)
     return view, growths, first, find_roles(view, growths, first)
 
