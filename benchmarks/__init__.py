@@ -13,14 +13,14 @@ def main(argv: Sequence[str] = ()) -> int:
     """Runs the benchmarks named in ``argv`` (``decode`` and ``kernels`` by default) and prints their tables.
 
     ``--quick`` measures for a fraction of the time, ``--threads N`` gives the kernels N threads, ``--small`` makes the
-    layer of ``mla`` a fortieth of its size.
+    layers of ``mla`` and ``decode`` a fraction of their size, ``--layers N`` and ``--long`` are ``decode``'s.
 
     Raises:
         BadUsage: an unknown name or option.
     """
-    from benchmarks import attention, decode_cache_size, kernel_rows, mla_prolog, scale
+    from benchmarks import attention, decode, kernel_rows, mla_prolog, scale
 
-    parts = (decode_cache_size, kernel_rows, mla_prolog, attention, scale)
+    parts = (decode, kernel_rows, mla_prolog, attention, scale)
     names = _names(argv)
     for name in names:
         print(dict(zip(NAMES, parts, strict=True))[name].run(argv), flush=True)
@@ -37,12 +37,12 @@ def _names(argv: Sequence[str]) -> list[str]:
         word = rest.pop(0)
         if word in NAMES:
             names.append(word)
-        elif word == "--threads" and rest and rest[0].isdigit() and int(rest[0]) > 0:
+        elif word in ("--threads", "--layers") and rest and rest[0].isdigit() and int(rest[0]) > 0:
             rest.pop(0)
-        elif word not in ("--quick", "--small"):
+        elif word not in ("--quick", "--small", "--long"):
             raise BadUsage(
                 "unknown benchmark or option",
                 found=word,
-                wanted=" | ".join((*NAMES, "--quick", "--small", "--threads N")),
+                wanted=" | ".join((*NAMES, "--quick", "--small", "--long", "--threads N", "--layers N")),
             )
     return names or list(DEFAULT)

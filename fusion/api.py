@@ -19,6 +19,7 @@ from fusion.normalise import unroll_sequences
 from fusion.result import FusionResult, Site, VerifyResult
 from fusion.rules import all_rules
 from fusion.surgery.decoder.convert import Cache, Conversion, convert
+from fusion.surgery.decoder.declared import declare_as_written
 from fusion.surgery.packing import Pack
 from fusion.verification import Arrays
 from ir_ops.declaration import PRODUCTS
@@ -87,6 +88,8 @@ def fuse(
     sites, found = fuse_in_place(loaded.model, options, functions=functions)
     if conversion is not None and functions and not sites:  # the conversion's own nodes need bodies all the same
         carry_functions(loaded.model)
+    if conversion is not None:
+        _, sites = declare_as_written(loaded.model, conversion.plan, sites)
     timings |= found.timings
     found.proven.clear()
     saved = None

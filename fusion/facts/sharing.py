@@ -45,14 +45,15 @@ class _Unlike(Exception):
 
 def read_writes(view: GraphView, spines: list[Spine]) -> list[CacheWrite | NotAWrite]:
     """What :func:`fusion.facts.cache_write.read_write` gives for each spine."""
-    known: dict[Hashable, CacheWrite | NotAWrite] = {}
+    known: dict[Hashable, tuple[CacheWrite | NotAWrite, list[ir.Value]]] = {}
     found: list[CacheWrite | NotAWrite] = []
     for spine in spines:
         key, updates = _written_alike(view, spine)
         like = known.get(key)
-        result = None if like is None else _same_write(view, spine, updates, like)
+        result = None if like is None else _same_write(view, spine, updates, *like)
         if result is None:
-            result = known[key] = read_write(view, spine)
+            result = read_write(view, spine)
+            known[key] = (result, updates)
         found.append(result)
     return found
 
@@ -84,12 +85,19 @@ def _written_alike(view: GraphView, spine: Spine) -> tuple[Hashable, list[ir.Val
 
 
 def _same_write(
-    view: GraphView, spine: Spine, updates: list[ir.Value], like: CacheWrite | NotAWrite
+    view: GraphView, spine: Spine, operands: list[ir.Value], like: CacheWrite | NotAWrite, its_operands: list[ir.Value]
 ) -> CacheWrite | NotAWrite | None:
-    """The fact about another spine with the same key, None when trial sizes tell them apart."""
+    """The fact about another spine with the same key, None when trial sizes tell them apart.
+
+    A node that writes two caches has the other cache's rows among its operands: they are no updates of this one.
+    """
     if isinstance(like, NotAWrite):
         # a longer output is longer at any size; other reasons may depend on it
         return NotAWrite(spine.cache, spine.out, like.reason, like.detail) if like.reason == "cache-grows" else None
+    counterpart = {id(its): own for its, own in zip(its_operands, operands, strict=True)}
+    updates = [counterpart[id(its)] for its in like.updates if id(its) in counterpart]
+    if len(updates) != len(like.updates):
+        return None
     pairs = [(like.cache, spine.cache), *zip(like.updates, updates, strict=True)]
     for written in like.probes:
         probe = written.probe

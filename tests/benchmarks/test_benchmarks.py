@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
@@ -9,11 +10,21 @@ import numpy as np
 import pytest
 
 import benchmarks
-from benchmarks import attention, dequant_graphs, kernel_rows, kv_graphs, mla_prolog, qkv_graphs
+from benchmarks import (
+    attention,
+    decode,
+    decode_cache_size,
+    decode_graphs,
+    dequant_graphs,
+    kernel_rows,
+    kv_graphs,
+    mla_prolog,
+    qkv_graphs,
+)  # fmt: skip
 from benchmarks.kernel_rows import VARIANTS
 from benchmarks.timing import interleaved, table
 from ir_ops.dtypes import Array
-from ir_ops.errors import BadUsage
+from ir_ops.errors import BadUsage, KvfuseError
 
 STEP = {"float32": 1e-5, "float16": 2.0**-8, "bfloat16": 2.0**-6}
 SIZES = [(1, 1), (3, 1), (1, 70), (2, 9)]
@@ -130,11 +141,34 @@ def test_table() -> None:
     ]
 
 
-def test_decode_benchmark_prints_its_verdict(capsys: pytest.CaptureFixture[str]) -> None:
-    assert benchmarks.main(["decode", "--quick"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_decode_benchmark_prints_its_verdict() -> None:
+    lines = decode_cache_size.run(["--quick"]).splitlines()
     assert [line.split("  ")[0] for line in lines[2:6]] == ["1 MB", "16 MB", "64 MB", "256 MB"]
     assert "1 to 256 MB: " in lines[-1]
+
+
+def test_decode_benchmark_compares_whole_decoders(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    """Toys of both decoders: the tables, each after a comparison of logits."""
+    monkeypatch.setattr(decode_cache_size, "run", lambda argv: "")
+    assert benchmarks.main(["decode", "--quick", "--small", "--layers", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(",")[0] for line in lines if "-- " not in line and line] == [
+        "qwen3", "128 tokens", "128 tokens", "deepseek_v3", "128 tokens", "128 tokens",
+        "capacity 8x / 1x", "qwen3", "qwen3", "deepseek_v3",
+    ]  # fmt: skip
+    assert all("x" in line for line in lines if line.startswith("128"))
+
+
+def test_decoders_that_differ_are_not_compared() -> None:
+    """Another token: the logits are far apart, and no ratio is printed."""
+    decoder = decode_graphs.Decoder(decode_graphs.qwen(1, small=True))
+    now = decode_graphs.state(decoder, 1, 16)
+    session = decoder.open(decoder.export)
+    same = decode_graphs.grown(session, now)
+    other = decode_graphs.grown(session, dataclasses.replace(now, ids=now.ids + 1))
+    decode.measure({"one": same, "two": same}, 1)
+    with pytest.raises(KvfuseError, match="two decoders differ"):
+        decode.measure({"one": same, "two": other}, 1)
 
 
 @pytest.mark.parametrize("argv", [["speed"], ["--fast"], ["--threads"], ["--threads", "0"]])

@@ -1,0 +1,177 @@
+"""Whole decoders, step by step: caches in place against the export, and against onnxruntime's GroupQueryAttention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks import decode_cache_size
+from benchmarks.decode_graphs import (
+    Decoder,
+    Running,
+    State,
+    deepseek,
+    group_query,
+    group_query_graph,
+    grown,
+    in_place,
+    qwen,
+    state,
+)  # fmt: skip
+from benchmarks.timing import interleaved, table
+from ir_ops.dtypes import Array
+from ir_ops.errors import KvfuseError
+
+CONTEXTS, LONG = (128, 1024, 4096), 8192
+BATCHES = (1, 4)
+EXPORT_TOKENS = 4096
+"""The export is measured up to so many cached tokens of all sequences: it takes seconds a step beyond."""
+EXPORT_ROUNDS = 5
+TOLERANCE = 2e-3
+"""Of logits, to the largest of them: other orders of float32 sums in every layer."""
+CAPACITY_BOUND = 1.02
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure: rounds of a variant, and contexts."""
+
+    rounds: int = 25
+    contexts: tuple[int, ...] = CONTEXTS
+    batches: tuple[int, ...] = BATCHES
+
+
+def effort(argv: Sequence[str]) -> Effort:
+    """``--quick`` measures few rounds of short contexts, ``--long`` adds 8k."""
+    if "--quick" in argv:
+        return Effort(5, CONTEXTS[:1], BATCHES)
+    return Effort(contexts=(*CONTEXTS, LONG) if "--long" in argv else CONTEXTS)
+
+
+def run(argv: Sequence[str] = ()) -> str:
+    """The tables, and that of :mod:`benchmarks.decode_cache_size`.
+
+    Raises:
+        KvfuseError: two variants do not compute the same logits.
+    """
+    work, small = effort(argv), "--small" in argv
+    threads = _number(argv, "--threads", 1)
+    gqa = Decoder(qwen(_number(argv, "--layers", 8), small), threads)
+    mla = Decoder(deepseek(_number(argv, "--layers", 4), small), threads)
+    parts = [grouped(gqa, work), latent(mla, work), capacities((gqa, mla), work), decode_cache_size.run(argv)]
+    return "\n\n".join(parts)
+
+
+def _number(argv: Sequence[str], option: str, default: int) -> int:
+    return int(argv[list(argv).index(option) + 1]) if option in argv else default
+
+
+def _room(context: int, work: Effort) -> int:
+    """Tokens that a session has to hold: every round adds one, in whole pages."""
+    return -(-(context + 2 * work.rounds + EXPORT_ROUNDS + 8) // 128) * 128
+
+
+def measure(variants: dict[str, Running], rounds: int) -> dict[str, float]:
+    """Seconds of a step, ``export`` (which takes long) in fewer rounds, but in turns with the others too.
+
+    Raises:
+        KvfuseError: their logits differ.
+    """
+    _agree({name: running.logits() for name, running in variants.items()})
+    steps = {name: running.step for name, running in variants.items()}
+    export = steps.pop("export", None)
+    times = interleaved(steps, seconds=0, rounds=rounds)
+    if export is not None:
+        slow = interleaved({"export": export, **steps}, seconds=0, rounds=EXPORT_ROUNDS)
+        times["export"] = slow["export"] * float(np.mean([times[name] / slow[name] for name in steps]))
+    return times
+
+
+def _agree(found: dict[str, Array]) -> None:
+    (first, wanted), *others = found.items()
+    for name, logits in others:
+        off = float(np.abs(logits - wanted).max() / np.abs(wanted).max())
+        if not off <= TOLERANCE:
+            raise KvfuseError("two decoders differ", where=f"{name}, {first}", found=f"logits {off:.1e} apart")
+
+
+def grouped(decoder: Decoder, work: Effort) -> str:
+    """Qwen3: paged and contiguous caches, and the export, over the graph with GroupQueryAttention."""
+    export = decoder.open(decoder.export)
+    paged = decoder.converted("auto", 0)
+    rows = []
+    for context in work.contexts:
+        room = _room(context, work)
+        contiguous = decoder.converted("contiguous", room)
+        other = decoder.open(group_query_graph(decoder, room))
+        for batch in work.batches:
+            now = state(decoder, batch, context)
+            variants = {
+                "gqa": group_query(other, now, room),
+                "paged": in_place(decoder, paged, now, room),
+                "contiguous": in_place(decoder, contiguous, now, room),
+            }
+            variants |= _exported(export, now)
+            times = measure(variants, work.rounds)
+            bound = 1.0 if context >= 4096 else 1.03
+            ratios = [times[name] / times["gqa"] for name in ("paged", "contiguous")]
+            rows.append([
+                _label(context, batch), f"{times['gqa'] * 1e3:.1f}", *(f"{ratio:.2f}" for ratio in ratios),
+                f"{bound:.2f}", f"{ratios[0] / ratios[1]:.2f}", "1.05", *_speedup(times, "paged", 4.0, context, batch),
+            ])  # fmt: skip
+    head = [f"{_name(decoder)}: step / GroupQueryAttention", "GQA ms", "paged", "contiguous", "limit",
+            "paged/contiguous", "limit", "export/paged", "least"]  # fmt: skip
+    return table(head, rows)
+
+
+def latent(decoder: Decoder, work: Effort) -> str:
+    """DeepSeek-V3: attention on latents against the export, which expands them."""
+    export = decoder.open(decoder.export)
+    absorbed = decoder.converted("auto", 0)
+    least = {1024: 15.0, 4096: 60.0, 8192: 100.0}
+    rows = []
+    for context in work.contexts:
+        for batch in work.batches:
+            now = state(decoder, batch, context)
+            variants = {"absorbed": in_place(decoder, absorbed, now, _room(context, work))}
+            times = measure(variants | _exported(export, now), work.rounds)
+            speedup = _speedup(times, "absorbed", least.get(context, 0.0), context, batch)
+            rows.append([_label(context, batch), f"{times['absorbed'] * 1e3:.1f}", *speedup])
+    return table([f"{_name(decoder)}, absorbed", "ms", "export/absorbed", "least"], rows)
+
+
+def capacities(decoders: Sequence[Decoder], work: Effort) -> str:
+    """The same length in caches of eight times the room."""
+    rows = []
+    for decoder in decoders:
+        for cache in ("auto",) if decoder.model.latent else ("auto", "contiguous"):
+            context, room = 512 if work.rounds > 5 else 100, 1024
+            model = decoder.converted(cache, 8 * room)
+            now = state(decoder, 1, context)
+            variants = {f"{times}x": in_place(decoder, model, now, room, times) for times in (1, 8)}
+            found = measure(variants, 2 * work.rounds)
+            ratio = found["8x"] / found["1x"]
+            rows.append([f"{_name(decoder)}, {cache}", f"{ratio:.2f}", f"{CAPACITY_BOUND:.2f}"])
+    return table(["capacity 8x / 1x, same length", "ratio", "limit"], rows)
+
+
+def _exported(session: Any, now: State) -> dict[str, Running]:
+    return {"export": grown(session, now)} if now.batch * now.context <= EXPORT_TOKENS else {}
+
+
+def _speedup(times: dict[str, float], ours: str, least: float, context: int, batch: int) -> list[str]:
+    if "export" not in times:
+        return ["-", "-"]
+    bound = f"{least:.0f}" if least and batch == 1 and context >= 1024 else "-"
+    return [f"{times['export'] / times[ours]:.1f}x", bound]
+
+
+def _label(context: int, batch: int) -> str:
+    return f"{context} tokens, batch {batch}"
+
+
+def _name(decoder: Decoder) -> str:
+    return f"{decoder.model.family}, {decoder.model.layers} layers"
