@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fusion.api import explain, fuse
+    from fusion.api import explain, fuse, verify
     from fusion.defusing import defuse
     from fusion.passes import DefusePass, FusionPass
     from fusion.result import Difference, FusionResult, Proof, Refusal, Site, VerifyResult
-    from fusion.verification import verify
 
 __all__ = [
     "DefusePass",
@@ -30,7 +29,7 @@ _HOMES = {
     "defuse": "fusion.defusing",
     "explain": "fusion.api",
     "fuse": "fusion.api",
-    "verify": "fusion.verification",
+    "verify": "fusion.api",
     "DefusePass": "fusion.passes",
     "FusionPass": "fusion.passes",
     "Difference": "fusion.result",

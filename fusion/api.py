@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import get_args
+from typing import Literal, get_args
 
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
+from fusion import verification
 from fusion.candidate import Refused
+from fusion.decoder_verification import is_decoder, verify_decoder
 from fusion.engine import Found, Options, apply, count_ops, find
 from fusion.model_io import Loaded, ModelLike, Weights, load, save, without_collector
 from fusion.normalise import unroll_sequences
-from fusion.result import FusionResult, Site
+from fusion.result import FusionResult, Site, VerifyResult
 from fusion.rules import all_rules
 from fusion.surgery.decoder.convert import Cache, Conversion, convert
 from fusion.surgery.packing import Pack
+from fusion.verification import Arrays
 from ir_ops.declaration import PRODUCTS
 from ir_ops.errors import BadModel, BadUsage
 from ir_ops.onnx_carry import carry_functions
@@ -38,6 +41,8 @@ def fuse(
     cache: Cache = "keep",
     block_size: int = 0,
     capacity: int = 0,
+    kv_quant: Literal["int8"] | None = None,
+    calibrate: Arrays | None = None,
 ) -> FusionResult:
     """Replaces spelled-out attention preambles by fused operators, each proven first.
 
@@ -55,6 +60,8 @@ def fuse(
             pages (``paged``, ``auto``) or one page a sequence (``contiguous``); other inputs then (docs/caches.md).
         block_size: tokens of a page of a converted cache; default 128.
         capacity: most tokens of a sequence in converted caches; default: free when paged, else 4096.
+        kv_quant: ``int8``: converted caches are int8, with a scale for each head and column, measured on ``calibrate``:
+            inputs of the original model, name -> array or an npz file (plain, or recorded ``CASE/in/NAME``).
 
     Returns:
         The fused model (an ``onnx_ir.Model`` for one, else a ``ModelProto``), sites, refusals, timings and counts.
@@ -71,10 +78,12 @@ def fuse(
     before = count_ops(loaded.model)
     conversion = None
     if cache != "keep":
-        conversion = _converted(loaded, cache, block_size, capacity)
+        if (kv_quant is None) != (calibrate is None):
+            raise BadUsage("int8 caches are calibrated", wanted="kv_quant and calibrate, or neither")
+        conversion = _converted(loaded, cache, block_size, capacity, calibrate)
         timings["convert"] = time.perf_counter() - started - timings["load"]
-    elif block_size or capacity:
-        raise BadUsage("sizes of caches that are kept", wanted="cache auto, contiguous or paged")
+    elif block_size or capacity or kv_quant or calibrate is not None:
+        raise BadUsage("sizes or types of caches that are kept", wanted="cache auto, contiguous or paged")
     sites, found = fuse_in_place(loaded.model, options, functions=functions)
     if conversion is not None and functions and not sites:  # the conversion's own nodes need bodies all the same
         carry_functions(loaded.model)
@@ -130,7 +139,35 @@ def explain(
     )
 
 
-def _converted(loaded: Loaded, cache: Cache, block_size: int, capacity: int) -> Conversion:
+def verify(
+    original: ModelLike,
+    fused: ModelLike,
+    *,
+    inputs: Arrays | None = None,
+    expected: Arrays | None = None,
+    seed: int = 0,
+    cases: int = 3,
+    kernel: bool = True,
+    bf16: Literal["widen", "round"] = "widen",
+) -> VerifyResult:
+    """Compares a fused model with its original: :func:`fusion.verification.verify`.
+
+    A decoder whose caches were converted has other inputs: it decodes random prompts beside its original
+    (:func:`fusion.decoder_verification.verify_decoder`).
+
+    Raises:
+        BadUsage: inputs or function bodies are asked for with a converted decoder.
+    """
+    if not is_decoder(load(fused).model) or is_decoder(load(original).model):
+        return verification.verify(
+            original, fused, inputs=inputs, expected=expected, seed=seed, cases=cases, kernel=kernel, bf16=bf16
+        )
+    if inputs is not None or expected is not None or not kernel:
+        raise BadUsage("a converted decoder is verified on random prompts, with the kernels", wanted="seed and cases")
+    return verify_decoder(original, fused, seed=seed, cases=cases)
+
+
+def _converted(loaded: Loaded, cache: Cache, block_size: int, capacity: int, calibrate: Arrays | None) -> Conversion:
     """Converts growing caches.
 
     Raises:
@@ -138,7 +175,9 @@ def _converted(loaded: Loaded, cache: Cache, block_size: int, capacity: int) -> 
     """
     _prepare(loaded.model)
     try:
-        return convert(loaded.model, cache, block_size=block_size, capacity=capacity)
+        return convert(
+            loaded.model, cache, block_size=block_size, capacity=capacity, calibrate=calibrate, folder=loaded.folder
+        )
     except Refused as refused:
         value = refused.value
         node = None if value is None else value.producer()

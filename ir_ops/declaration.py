@@ -66,6 +66,8 @@ class Input:
         host: GE plans the operator by the input's value: a graph input or a constant, not a computed tensor.
         supplied: GE requires this buffer and ONNX may leave it out: export supplies it, with the first dim of the
             input named here and the other dims of the output.
+        constant: attributes -> what GE requires here and ONNX may leave out, None where nothing is missing: export
+            supplies it. One array, stored once for all nodes of the operator.
         nz: the device keeps this weight in FRACTAL_NZ; in ONNX it is a plain matrix.
     """
 
@@ -76,6 +78,7 @@ class Input:
     optional: bool = False
     ref: str | None = None
     supplied: str = ""
+    constant: Callable[[Attrs], Array | None] | None = None
     nz: bool = False
     host: bool = False
 

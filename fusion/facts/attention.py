@@ -123,7 +123,9 @@ class AttentionReader:
         inner = node.inputs[0]
         assert inner is not None
         shape = self._probe.shape(inner)
-        if shape is None or int(self._view.attrs(node).get("axis", -1)) not in (-1, len(shape) - 1):
+        if shape is None:
+            return NoAttention(node, "a softmax over the keys", f"{inner.name}, whose shape is not known")
+        if int(self._view.attrs(node).get("axis", -1)) not in (-1, len(shape) - 1):
             return NoAttention(node, "a softmax over the keys", "another axis")
         chain = self._up(inner, DEPTH)
         product = None if chain is None else chain.start.producer()

@@ -29,6 +29,22 @@ class Growth:
     layer: int | None
 
 
+_KEEPERS = ("GroupQueryAttention", "MultiHeadAttention", "Attention")
+"""Attentions that take the past and give the present themselves, behind their first output."""
+
+
+def kept_inside(view: GraphView) -> list[ir.Value]:
+    """Graph outputs that an attention operator writes as the present of a past that it takes from a graph input."""
+    found = []
+    for out in view.graph.outputs:
+        node = view.root(out).producer()
+        if node is None or node.op_type not in _KEEPERS or view.root(out) is node.outputs[0]:
+            continue
+        if any(item is not None and item.is_graph_input() and len(item.shape or ()) == 4 for item in node.inputs):
+            found.append(out)
+    return found
+
+
 def find_growths(view: GraphView, spines: list[Spine]) -> list[Growth]:
     """The growing caches among the spines, in the order of the graph's outputs."""
     return [growth for spine in spines if (growth := _growth(view, spine)) is not None]

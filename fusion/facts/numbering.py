@@ -9,18 +9,26 @@ have one trial number, so that a layer with 256 of them is evaluated like a laye
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
-
-if TYPE_CHECKING:
-    from fusion.facts.graph import GraphView
 
 _COMMUTATIVE = frozenset(("Add", "Mul", "Max", "Min", "Equal", "And", "Or"))
 _NOTHING: tuple[Hashable, ...] = ()
 SMALL = 64
 """Float constants up to this many elements may be read, and only then when they are masks or scalars."""
+
+
+class View(Protocol):
+    """What is asked of a graph: the part of :class:`fusion.facts.graph.GraphView` that numbering needs."""
+
+    graph: ir.Graph
+    shrunk: set[int]
+
+    def tensor(self, value: ir.Value | None) -> ir.TensorProtocol | None: ...
+    def structural(self, value: ir.Value) -> np.ndarray[Any, Any] | None: ...
+    def declared(self, value: ir.Value) -> tuple[int, ...] | None: ...
 
 
 class Numbering:
@@ -35,7 +43,7 @@ class Numbering:
 
     def __init__(
         self,
-        view: GraphView,
+        view: View,
         leaf: Callable[[ir.Value], Hashable],
         root: Callable[[ir.Value], ir.Value] | None = None,
         declared: bool = False,
@@ -119,7 +127,7 @@ class Numbering:
         return (node.domain, op_type, attrs, tuple(operands), len(node.outputs))
 
 
-def exact_leaf(view: GraphView) -> Callable[[ir.Value], Hashable]:
+def exact_leaf(view: View) -> Callable[[ir.Value], Hashable]:
     """Short constants of the file by content, external ones by place, everything else by identity."""
 
     def leaf(value: ir.Value) -> Hashable:
@@ -135,7 +143,7 @@ def exact_leaf(view: GraphView) -> Callable[[ir.Value], Hashable]:
     return leaf
 
 
-def trial_leaf(view: GraphView) -> Callable[[ir.Value], Hashable]:
+def trial_leaf(view: View) -> Callable[[ir.Value], Hashable]:
     """Structural constants by content, weights by type and shape, graph inputs by identity."""
 
     def leaf(value: ir.Value) -> Hashable:

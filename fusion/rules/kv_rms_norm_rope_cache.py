@@ -6,10 +6,13 @@ first columns are rotated, ckv_cache gets plain rows.
 
 from __future__ import annotations
 
+import onnx_ir as ir
+
 from fusion.candidate import Candidate, EmitterFactory, Refused
 from fusion.facts.analysis import Facts
 from fusion.facts.cache_write import CacheWrite
 from fusion.facts.graph import GraphView
+from fusion.facts.growth import kept_inside
 from fusion.facts.parameters import Reason
 from fusion.facts.rows import Row, read_row, with_heads
 from fusion.facts.write_map import NotAWrite
@@ -44,6 +47,7 @@ class KvRmsNormRopeCacheRule:
     def match(self, facts: Facts, new_emitter: EmitterFactory) -> tuple[list[Candidate], list[Refusal]]:
         candidates: list[Candidate] = []
         refusals = [_not_in_place(facts, other) for other in facts.others]
+        refusals += [_inside(facts, out) for out in kept_inside(facts.view)]
         keys = [row for row in facts.rows if isinstance(row, Row) and row.rotated]
         values = [row for row in facts.rows if isinstance(row, Row) and not row.rotated]
         free = {id(row): row for row in values}
@@ -67,13 +71,24 @@ RULE = KvRmsNormRopeCacheRule()
 def _not_in_place(facts: Facts, other: NotAWrite) -> Refusal:
     layer = facts.layer(other)
     suggestion = {
-        "cache-grows": "export with a static cache, or convert the cache first",
+        "cache-grows": "fuse with --cache auto, or export with a static cache",
         "cache-unwritten": "the export dropped the write; write with index_put or index_copy",
     }.get(other.reason, "write rows by slot number")
     place = facts.view.place(other.out, layer)
     return Refusal(
         other.reason, place, layer, OP, f"{other.out.name} is {other.cache.name} with rows written in place",
         other.detail, "rows written at slot numbers", suggestion,
+    )  # fmt: skip
+
+
+def _inside(facts: Facts, out: ir.Value) -> Refusal:
+    node = facts.view.root(out).producer()
+    assert node is not None
+    found = f"{node.op_type}, which appends to its past and attends in one operator"
+    layer = facts.view.layer_of(out)
+    return Refusal(
+        "cache-in-operator", facts.view.place(out, layer), layer, OP, f"{out.name} is written by the graph", found,
+        "rows written at slot numbers", "export with standard operators",
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from ir_ops.ge import air
 from ir_ops.ge.atc import AtcCall, atc_call
 from ir_ops.ge.builder import GraphBuilder
 from ir_ops.ge.collector import without_collector
+from ir_ops.ge.convert.cache_views import settle_views
 from ir_ops.ge.convert.engine import Engine
 from ir_ops.ge.convert.load import InputShapes, Source, load
 from ir_ops.ge.convert.load import input_shapes as dims_of_inputs
@@ -115,7 +116,9 @@ def export(
     plan = make_plan(source, weights, target, inline_limit, nz_weights)
     clock.lap("load")
     name = target.stem if target is not None else source.graph.name or "model"
-    engine = Engine(source, dims_of_inputs(source, input_shapes), plan, cache, product, GraphBuilder(name), attention)
+    dims = dims_of_inputs(source, input_shapes)
+    notes = settle_views(source.graph, dims) if cache == "ref" else []
+    engine = Engine(source, dims, plan, cache, product, GraphBuilder(name), attention, notes)
     made = prune(engine.run())
     check_types(made, product)
     made.folder = None if target is None else target.resolve().parent

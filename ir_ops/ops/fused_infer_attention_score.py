@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from ir_ops import contract as rules
 from ir_ops import contract_rows
 from ir_ops.contract import ASCEND_2, DEVICES, FLOATS
@@ -27,6 +29,7 @@ from ir_ops.declaration import (
     Output,
     TensorSpec,
 )
+from ir_ops.dtypes import Array
 from ir_ops.numeric import Numeric
 from ir_ops.ops import _fia_call as call
 from ir_ops.ops import _fia_quant_rules as quant
@@ -272,7 +275,7 @@ NOTES = (
         items=(
             "`generic` takes float32 queries with keys of any float type (a cache may be kept narrower than the "
             "arithmetic), any head and rope widths, pages of any size, and patterns without the triangle. Products: "
-            "16-bit queries, the widths of the contract, the triangle.",
+            "16-bit queries, the widths of the contract, the triangle (export to GE supplies it).",
             "key and value are one tensor each, not lists. sparse_mode 9, antiquant modes 3 to 6, int4 and 8-bit "
             "float caches are not taken.",
             "Probabilities stay in fp32: the device rounds them to the query type, which its tolerances allow.",
@@ -284,6 +287,13 @@ NOTES = (
         ),
     ),
 )
+
+
+def _pattern(attrs: Attrs) -> Array | None:
+    """The triangle that devices want beside the modes that it names."""
+    if attrs["sparse_mode"] not in (2, 3, 4):
+        return None
+    return np.triu(np.ones((call.TRIANGLE, call.TRIANGLE), np.bool_), 1)
 
 
 def _unused(name: str, kind: str) -> Input:
@@ -311,7 +321,7 @@ OPERATOR = Operator(
         Input("key", "K", "by layout, or pages", "Nkv heads of D columns"),
         Input("value", "K", "as key", "Nkv heads of Dv columns"),
         _unused("pse_shift", "O"),
-        Input("atten_mask", "M", "by sparse_mode", "1 hides", True),
+        Input("atten_mask", "M", "by sparse_mode", "1 hides", True, constant=_pattern),
         Input(
             "actual_seq_lengths",
             "L",

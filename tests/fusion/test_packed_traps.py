@@ -393,7 +393,7 @@ class HeadsBeforeTokens(PackedPreamble):
         return g.transpose(contiguous_pairs(g, inner, rows, "slots", sizes), 0, 2, 1, 3)
 
 
-@trap("row-several-updates", write="flat_scatter_nd")
+@trap("slots-negative", write="flat_scatter_nd")
 class PaddingIsSkipped(PackedPreamble):
     """Slot -1 hits a spare row: such slots are meant to come, and the operator refuses them."""
 

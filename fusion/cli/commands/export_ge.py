@@ -96,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
 def _air(args: argparse.Namespace, loaded: Loaded) -> None:
     from fusion.cli import console
     from ir_ops import ge
+    from ir_ops.ge.validator import grouped
 
     result = ge.export(
         loaded.model,
@@ -113,8 +114,8 @@ def _air(args: argparse.Namespace, loaded: Loaded) -> None:
     print(f"{before} ONNX nodes became {after} GE nodes; {console.size(result.inline_bytes)} of weights inside", end="")
     print(f", {console.size(result.external_bytes)} by reference" if result.external_bytes else "")
     print(f"validator: {_verdict(result.findings)}")
-    for finding in result.findings:
-        print(f"  {finding}")
+    for line in grouped(result.findings):
+        print(f"  {line}")
     for note in (*loaded.notes, *result.notes):
         print(f"note: {note}")
     for path in (result.path, result.sidecar, result.text, *_weights(result.weight_files)):

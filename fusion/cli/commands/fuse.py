@@ -37,6 +37,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="most tokens of a sequence (default: free when paged, else 4096)",
     )  # fmt: skip
     parser.add_argument(
+        "--kv-quant", choices=("int8",), help="converted caches are int8, with scales measured on --calibrate"
+    )
+    parser.add_argument(
+        "--calibrate", metavar="F.npz", help="inputs of IN.onnx: NAME -> array, or recorded CASE/in/NAME"
+    )
+    parser.add_argument(
         "--strict-slots",
         action="store_true",
         help="refuse where cache slots could be -1 and the graph does not say skip",
@@ -72,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
         cache=args.cache,
         block_size=args.block_size,
         capacity=args.capacity,
+        kv_quant=args.kv_quant,
+        calibrate=args.calibrate,
     )
     if loaded is not None:
         result = dataclasses.replace(result, notes=(*loaded.notes, *result.notes))

@@ -31,15 +31,16 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _validate(args: argparse.Namespace) -> int:
-    """Exit code 3 when a rule has an error to report."""
+    """Exit code 3 when a rule has an error to report: errors one by one, remarks by rule."""
     from fusion import cli
     from ir_ops import ge
+    from ir_ops.ge.validator import errors, grouped
 
     findings = ge.validate(args.file)
-    for finding in findings:
-        print(finding)
-    bad = sum(finding.severity == "error" for finding in findings)
-    print(f"{args.file}: {f'{bad} error(s)' if bad else 'good'}, {len(findings) - bad} remark(s)")
+    bad = errors(findings)
+    for line in (*bad, *grouped(finding for finding in findings if finding.severity != "error")):
+        print(line)
+    print(f"{args.file}: {f'{len(bad)} error(s)' if bad else 'good'}, {len(findings) - len(bad)} remark(s)")
     return cli.FAILED if bad else cli.DONE
 
 

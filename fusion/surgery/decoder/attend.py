@@ -18,7 +18,8 @@ from fusion.surgery.decoder.roles import Trial
 from ir_ops.ops import DOMAIN
 
 _PLACES = {
-    "actual_seq_lengths": 5, "actual_seq_lengths_kv": 6, "block_table": 14, "query_rope": 24, "key_rope": 25,
+    "actual_seq_lengths": 5, "actual_seq_lengths_kv": 6, "block_table": 14, "key_antiquant_scale": 17,
+    "value_antiquant_scale": 19, "query_rope": 24, "key_rope": 25,
 }  # fmt: skip
 
 
@@ -38,12 +39,14 @@ def attend(
     query, factor = scalar_factors(view, attention.query)
     if attention.value.factor != 1.0 and latent is None:
         raise Refused("attention-form", "values as they are cached", f"values times {attention.value.factor:g}", "1")
-    kind = cached[0].dtype
+    kind = cached[0].own_dtype
     query = emit.cast(_by_head(emit, query, attention, trial), kind, "query")
     read = [emit.reshape(cache, pages.read_shape(item.heads, item.columns, item.dtype), f"{item.part}_pages")
             for item, cache in zip(cached, caches, strict=True)]  # fmt: skip
     named = {"actual_seq_lengths": new.query_lengths, "actual_seq_lengths_kv": new.kv_lengths,
              "block_table": new.block_table}  # fmt: skip
+    if cached[0].scale is not None:
+        named |= {f"{item.part}_antiquant_scale": item.scale_constant(emit) for item in cached}
     if latent is None:
         first, kv_heads = [query, *read], cached[0].heads
     else:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 import onnx_ir as ir
@@ -13,7 +14,7 @@ from fusion.candidate import Refused
 from fusion.emit import Emitter
 from fusion.facts.attention import Attention, AttentionReader, NoAttention
 from fusion.facts.graph import GraphView
-from fusion.facts.growth import Growth, find_growths
+from fusion.facts.growth import Growth, find_growths, kept_inside
 from fusion.facts.large_caches import find_large
 from fusion.facts.latent import Latent, read_latent
 from fusion.facts.semantics import Conflict
@@ -22,11 +23,13 @@ from fusion.facts.terms import Unreadable
 from fusion.facts.types import fill_types
 from fusion.result import Site
 from fusion.surgery.decoder.attend import attend
+from fusion.surgery.decoder.calibrate import Measured, measure
 from fusion.surgery.decoder.layout import Cached, NewInputs, Pages, cache_input, rows_of, write
 from fusion.surgery.decoder.lengths import Retelling, alive
 from fusion.surgery.decoder.mixing import check_mixing
 from fusion.surgery.decoder.proof import Proven, prove, prove_far
 from fusion.surgery.decoder.roles import Roles, Trial, far_trial, find_roles, first_trial, trials
+from fusion.verification import Arrays
 from ir_ops.decode_plan import KEY, CachePort, DecodePlan
 from ir_ops.errors import BadUsage
 from ir_ops.layout import nz_block
@@ -60,9 +63,18 @@ class _Site:
     proven: Proven
     latent: Latent | None
     cached: tuple[Cached, Cached]
+    errors: Mapping[str, float] = field(default_factory=dict)
 
 
-def convert(model: ir.Model, cache: Cache = "auto", *, block_size: int = 0, capacity: int = 0) -> Conversion:
+def convert(
+    model: ir.Model,
+    cache: Cache = "auto",
+    *,
+    block_size: int = 0,
+    capacity: int = 0,
+    calibrate: Arrays | None = None,
+    folder: Path | None = None,
+) -> Conversion:
     """Turns a decoder whose caches grow into one that writes them in place. The model is changed, or not at all.
 
     Args:
@@ -70,6 +82,8 @@ def convert(model: ir.Model, cache: Cache = "auto", *, block_size: int = 0, capa
         cache: ``paged`` or ``contiguous``, which is one page a sequence; ``auto`` is paged.
         block_size: tokens of a page; default 128.
         capacity: most tokens of a sequence; default: free for paged caches, 4096 for contiguous ones.
+        calibrate: inputs of the model on which the scales of int8 caches are measured; None: caches of the rows' type.
+        folder: where the model's external weights lie, for the measurement.
 
     Raises:
         BadUsage: a size below 1, or a block size for contiguous caches.
@@ -80,23 +94,38 @@ def convert(model: ir.Model, cache: Cache = "auto", *, block_size: int = 0, capa
         found = f"--block-size {block_size}, --capacity {capacity} with {cache} caches"
         raise BadUsage("no such sizes", found=found, wanted="numbers above 0; a block size for paged caches only")
     capacity = capacity or (CAPACITY if contiguous else 0)
+    view, growths, first, roles = read_decoder(model)
+    sizes = trials(view, growths, roles, first)
+    far = far_trial(view, growths, roles, first, sizes[-1].batch if sizes[-1].batch == sizes[0].batch else 1)
+    sites = _sites(view, growths, roles, first, sizes, far)
+    if calibrate is not None:
+        sites = _quantised(sites, measure(model, growths, calibrate, folder))
+    logits = _logits(view, growths, sizes)
+    return _Rewriting(model, view, growths, roles, sizes if far is None else [*sizes, far], sites).run(
+        logits, contiguous, (capacity if contiguous else block_size) or BLOCK_SIZE, capacity
+    )
+
+
+def read_decoder(model: ir.Model) -> tuple[GraphView, list[Growth], Trial, Roles]:
+    """The growing caches of a model and the meaning of its inputs. Values without a type are given one.
+
+    Raises:
+        Refused: there is no growing cache, or the inputs are not those of a decoder.
+    """
     fill_types(model.graph)
     view = GraphView(model.graph, model.opset_imports.get("", 0))
     spines = find_spines(view)
     find_large(view, spines)
     growths = find_growths(view, spines)
     if not growths:
-        raise Refused("decode-caches", "caches that grow: present = Concat(past, new rows)", "none",
-                      "one for each layer", "a model with static or paged caches needs no conversion")  # fmt: skip
+        inside = kept_inside(view)
+        node = view.root(inside[0]).producer() if inside else None
+        raise Refused("decode-caches", "caches that grow: present = Concat(past, new rows)",
+                      f"{node.op_type}, which keeps its caches itself" if node is not None else "none",
+                      "one for each layer", "export with standard operators" if inside
+                      else "a model with static or paged caches needs no conversion")  # fmt: skip
     first = first_trial(view, growths)
-    roles = find_roles(view, growths, first)
-    sizes = trials(view, growths, roles, first)
-    far = far_trial(view, growths, roles, first, sizes[-1].batch if sizes[-1].batch == sizes[0].batch else 1)
-    sites = _sites(view, growths, roles, first, sizes, far)
-    logits = _logits(view, growths, sizes)
-    return _Rewriting(model, view, growths, roles, sizes if far is None else [*sizes, far], sites).run(
-        logits, contiguous, (capacity if contiguous else block_size) or BLOCK_SIZE, capacity
-    )
+    return view, growths, first, find_roles(view, growths, first)
 
 
 def _sites(
@@ -159,6 +188,23 @@ def _caches(view: GraphView, trial: Trial, attention: Attention) -> tuple[Latent
     return latent, (cached[0], cached[1])
 
 
+def _quantised(sites: Sequence[_Site], measured: Mapping[str, Measured]) -> list[_Site]:
+    """The sites with int8 caches.
+
+    Raises:
+        Refused: a site caches latents.
+    """
+    found = []
+    for site in sites:
+        if site.latent is not None:
+            raise Refused("kv-quant", "int8 caches of keys and values", "caches of latents", "keys and values of heads",
+                          "convert without --kv-quant", site.attention.out)  # fmt: skip
+        pairs = [replace(item, scale=measured[str(item.growth.past.name)].scale) for item in site.cached]
+        errors = {item.part: measured[str(item.growth.past.name)].error for item in site.cached}
+        found.append(replace(site, cached=(pairs[0], pairs[1]), errors=errors))
+    return found
+
+
 def _logits(view: GraphView, growths: Sequence[Growth], sizes: Sequence[Trial]) -> ir.Value:
     """The output that is no cache.
 
@@ -212,6 +258,7 @@ class _Rewriting:
         retelling = Retelling(self._view, self._trials, self._roles.ids, positions, self._emit)
         gone = [growth.past for growth in self._growths] + ([self._roles.padding] if self._roles.padding else [])
         retelling.retell(gone)
+        retelling.tell_shapes()
         needed = alive(graph)
         check_mixing(self._view, [node for node in graph if id(node) in needed], self._trials)
         self._finish(gone, caches, positions, new)
@@ -262,6 +309,9 @@ class _Rewriting:
             outputs=tuple(item.name or "" for item in node.outputs),
             attrs={name: attr.value for name, attr in node.attributes.items()},
             proof=site.proven.proof,
+            notes=tuple(
+                f"int8 {part}s differ by {error:.2%} (root mean square)" for part, error in site.errors.items()
+            ),
         )
 
     def _pages(self, block_size: int) -> Pages:

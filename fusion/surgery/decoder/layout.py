@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from fusion.emit import Emitter
 from fusion.facts.graph import dtype_name
 from fusion.facts.growth import Growth
+from ir_ops.dtypes import Array
 from ir_ops.layout import nz_block
 from ir_ops.ops import DOMAIN
 
@@ -63,6 +65,7 @@ class Cached:
         growth: the growing cache that it stands for; its names stay.
         new: rows of the new tokens, ``[B, N, S, D]``; of one head in any form with these elements in this order.
         part: what it holds, as in :class:`ir_ops.decode_plan.CachePort`.
+        scale: ``[N, D]``, of int8 caches; None for caches of the rows' own type.
     """
 
     growth: Growth
@@ -70,27 +73,52 @@ class Cached:
     heads: int
     columns: int
     part: str
+    scale: Array | None = None
+
+    @property
+    def own_dtype(self) -> str:
+        """Of the rows."""
+        return dtype_name(self.growth.past)
 
     @property
     def dtype(self) -> str:
-        return dtype_name(self.growth.past)
+        """Of the cache."""
+        return self.own_dtype if self.scale is None else "int8"
+
+    def scale_constant(self, emit: Emitter) -> ir.Value:
+        """The scale by head and column, for who reads the cache."""
+        assert self.scale is not None
+        return emit.constant(self.scale.reshape(-1).astype(np.float32), self.part + "_scale")
 
 
 def rows_of(emit: Emitter, cached: Cached) -> ir.Value:
     """The new rows as ``[B * S, N, D]``, in the cache's type."""
-    new, part = emit.cast(cached.new, cached.dtype, cached.part), cached.part
+    new, part = emit.cast(cached.new, cached.own_dtype, cached.part), cached.part
     heads, columns = cached.heads, cached.columns
     if heads == 1:
         return emit.reshape(new, [-1, 1, columns], part + "_rows")
     turned = emit.node("Transpose", [new], part + "_by_token", {"perm": [0, 2, 1, 3]})
-    return emit.reshape(turned, [-1, heads, columns], part + "_rows")
+    rows = emit.reshape(turned, [-1, heads, columns], part + "_rows")
+    return rows if cached.scale is None else _quantised(emit, rows, cached)
+
+
+def _quantised(emit: Emitter, rows: ir.Value, cached: Cached) -> ir.Value:
+    """``clip(round(rows / scale))`` as int8."""
+    part = cached.part
+    assert cached.scale is not None
+    scale = emit.constant(cached.scale.astype(np.float32), part + "_divisor")
+    divided = emit.node("Div", [emit.cast(rows, "float32", part + "_wide"), scale], part + "_divided")
+    limits = [emit.constant(np.array(limit, np.float32), part + "_limit") for limit in (-128, 127)]
+    clipped = emit.node("Clip", [emit.node("Round", [divided], part + "_rounded"), *limits], part + "_clipped")
+    return emit.cast(clipped, "int8", part + "_int8")
 
 
 def cache_input(cached: Cached, pages: Pages) -> ir.Value:
     """The cache in place of a growing one, under its name."""
     dims = pages.shape(cached.heads, cached.columns, cached.dtype)
     shape = ir.Shape(["pages" if dim < 0 else dim for dim in dims])
-    return ir.Value(name=cached.growth.past.name, shape=shape, type=cached.growth.past.type)
+    kind = cached.growth.past.type if cached.scale is None else ir.TensorType(ir.DataType.INT8)
+    return ir.Value(name=cached.growth.past.name, shape=shape, type=kind)
 
 
 def write(

@@ -73,6 +73,16 @@ class Retelling:
                 fact = "outputs do not depend on the length of the caches"
                 raise Refused("decode-lengths", fact, str(output.name), "logits")
 
+    def tell_shapes(self) -> None:
+        """Shapes of other values are told from the ids too: what is asked for its shape alone need not be computed."""
+        alive = _alive(self._view.graph)
+        for node in list(self._view.graph):
+            if node.op_type != "Shape" or id(node) not in alive or node.inputs[0] is self._ids:
+                continue
+            new = self._told(node.outputs[0])
+            if new is not None and not node.outputs[0].is_graph_output():
+                node.outputs[0].replace_all_uses_with(new)
+
     def _refuse(self, node: ir.Node, dirty: set[int]) -> None:
         name = next(item.name for item in _reads(node) if id(item) in dirty)
         raise Refused(

@@ -15,6 +15,7 @@ from fusion.facts.growth import Growth
 from fusion.facts.probe import Numbers, Probe, symbol_name
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
 from fusion.facts.settle import settle, start_sizes
+from fusion.facts.sizes import Sizes
 from ir_ops.dtypes import Array, by_name
 
 SIZES = ((2, 3, 4), (3, 1, 5), (1, 4, 0), (2, 5, 1))
@@ -55,13 +56,16 @@ class Trial:
 
 
 def first_trial(view: GraphView, growths: Sequence[Growth]) -> Trial:
-    """A trial with a size of its own for each dim.
+    """A trial with a size of its own for each dim; all caches are as long as the first, whatever their dims are called.
 
     Raises:
         Refused: the sizes do not settle.
     """
     try:
         probe = settle(view, SEED, _INTEGERS, list(view.graph.outputs), start_sizes(view, SEED))
+        long = _equally_long(growths, probe)
+        if long is not None:
+            probe = settle(view, SEED, _INTEGERS, list(view.graph.outputs), long)
         past, new = probe.shape(growths[0].past), probe.shape(growths[0].new)
     except (OutOfRange, Unsupported, Conflict) as error:
         raise Refused(
@@ -70,6 +74,16 @@ def first_trial(view: GraphView, growths: Sequence[Growth]) -> Trial:
     if past is None or new is None:
         raise Refused("decode-sizes", "the shape of the new rows is known", "unknown", "[B, N, S, D]")
     return Trial(probe, past[0], new[2], past[2])
+
+
+def _equally_long(growths: Sequence[Growth], probe: Probe) -> Sizes | None:
+    """Sizes with the cache length of the first cache for all; None where a dim is fixed, or tied otherwise."""
+    dims = [(growth.past, (dims_of(growth.past) or (0, 0, 0))[2]) for growth in growths]
+    shape = probe.shape(growths[0].past)
+    if shape is None:
+        return None
+    wanted = {symbol_name(past, 2, dim): shape[2] for past, dim in dims if not isinstance(dim, int)}
+    return probe.sizes.resized(wanted)
 
 
 def find_roles(view: GraphView, growths: Sequence[Growth], trial: Trial) -> Roles:

@@ -22,7 +22,8 @@ def ref_slots(node: ir.Node) -> tuple[tuple[int, int], ...]:
     return _STANDARD_REFS.get(node.op_type, ()) if not domain else ()
 
 
-def _one_reader(value: ir.Value) -> bool:
+def one_reader(value: ir.Value) -> bool:
+    """Whether one node alone reads a value."""
     return len(value.uses()) == 1 and not value.is_graph_output()
 
 
@@ -35,9 +36,9 @@ def in_place_inputs(graph: ir.Graph) -> dict[ir.Node, list[int]]:
     found: dict[ir.Node, list[int]] = {}
     carried: set[ir.Value] = set()
     for node in graph:
-        for i, o in _pairs(node):
+        for i, o in ref_pairs(node):
             source, result = node.inputs[i], node.outputs[o]
-            if source is None or not _one_reader(source):
+            if source is None or not one_reader(source):
                 continue
             fresh = source.is_graph_input() and source.name not in graph.initializers and _ends_as_output(result)
             if fresh or source in carried:
@@ -46,7 +47,8 @@ def in_place_inputs(graph: ir.Graph) -> dict[ir.Node, list[int]]:
     return found
 
 
-def _pairs(node: ir.Node) -> Iterator[tuple[int, int]]:
+def ref_pairs(node: ir.Node) -> Iterator[tuple[int, int]]:
+    """:func:`ref_slots`, as far as the node has them."""
     for i, o in ref_slots(node):
         if i < len(node.inputs) and o < len(node.outputs):
             yield i, o
@@ -59,7 +61,7 @@ def _ends_as_output(value: ir.Value) -> bool:
         if len(uses) != 1:
             return False
         user, index = uses[0]
-        nexts = [node_output for i, node_output in _pairs(user) if i == index]
+        nexts = [node_output for i, node_output in ref_pairs(user) if i == index]
         if not nexts:
             return False
         value = user.outputs[nexts[0]]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ir_ops.declaration import Input, Operator, TensorSpec, Undecided, Violation
-from ir_ops.dtypes import by_name
+from ir_ops.dtypes import Array, by_name, by_numpy
 from ir_ops.ge.convert.call import NodeCall
 from ir_ops.ge.convert.registry import Convert, Result, converts
 from ir_ops.ge.convert.unsupported import Unsupported
@@ -58,6 +58,14 @@ def _supplied(n: NodeCall, entry: Input, like: int, spec: TensorSpec) -> Any:
     return n.emit("Fill", {"dims": dims, "value": np.zeros((), dtype.np)}, part=f"{entry.name}_buffer")
 
 
+def _constants(operator: Operator, present: Collection[str], attrs: Mapping[str, Any]) -> dict[str, Array]:
+    """What GE requires in these modes and the node left out."""
+    full = operator.with_defaults(attrs)
+    missing = [entry for entry in operator.inputs if entry.constant is not None and entry.name not in present]
+    made = {entry.name: entry.constant(full) for entry in missing if entry.constant is not None}
+    return {name: array for name, array in made.items() if array is not None}
+
+
 def _refuse(violations: Iterable[Violation], nearest: str) -> None:
     for violation in violations:
         if violation.severity == "error":
@@ -76,6 +84,8 @@ def _converter(operator: Operator) -> Convert:
         specs = {name: to_spec(n.arg(i).type) for name, i in present.items()}
         _refuse(operator.check(specs, n.attrs), "")
         attrs = _attrs(operator, n, specs)
+        constants = _constants(operator, present, attrs)
+        specs |= {name: TensorSpec(by_numpy(array.dtype).name, array.shape) for name, array in constants.items()}
         _refuse(operator.check(specs, attrs, n.product), f"product generic instead of {n.product}")
         refs = {entry.name for entry in operator.inputs if entry.ref is not None}
         blocked = {entry.name for entry in operator.inputs if entry.nz}
@@ -83,6 +93,8 @@ def _converter(operator: Operator) -> Convert:
             name: _ref_input(n, i, f"{name}_copy") if name in refs else _weight(n, i) if name in blocked else n.x(i)
             for name, i in present.items()
         }
+        for name, array in constants.items():
+            inputs[name] = n.builder.shared_const(f"{operator.name}/{name}", array)
         for entry in operator.inputs:
             if entry.supplied and entry.name not in inputs:
                 buffer = _supplied(n, entry, present[entry.supplied], operator.infer(specs, attrs)[entry.name])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from ir_ops.ge.validator.context import ERROR, NOTE, WARNING, Context, Finding, 
 
 _FAMILIES = ("files", "nodes", "edges", "conformance", "references", "formats", "semantics")
 
-__all__ = ["ERROR", "NOTE", "WARNING", "Finding", "errors", "rules", "validate"]
+__all__ = ["ERROR", "NOTE", "WARNING", "Finding", "errors", "grouped", "rules", "validate"]
 
 
 @cache
@@ -71,3 +71,12 @@ def validate(
 def errors(findings: list[Finding]) -> list[Finding]:
     """The findings that make a file unusable."""
     return [finding for finding in findings if finding.severity == ERROR]
+
+
+def grouped(findings: Iterable[Finding]) -> Iterator[str]:
+    """A line for each rule and severity: how many findings, and the first one."""
+    groups: dict[tuple[int, str], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.rule, finding.severity), []).append(finding)
+    for found in groups.values():
+        yield f"{found[0]} (the first of {len(found)} of this rule)" if len(found) > 1 else str(found[0])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,6 +14,8 @@ import fusion
 from custom_ort import DecodeSession
 from fusion import FusionResult
 from ir_ops.decode_plan import KEY, read_plan
+from ir_ops.dtypes import Array
+from ir_ops.errors import BadModel, BadUsage
 from tests.conftest import DATA
 from tests.fusion.surgery.decoding import Original, recorded_steps
 
@@ -138,3 +142,65 @@ def test_the_original_is_not_changed() -> None:
     before = proto.SerializeToString(deterministic=True)
     fusion.fuse(proto, cache="paged")
     assert proto.SerializeToString(deterministic=True) == before
+
+
+def calibration() -> dict[str, Array]:
+    """One prompt that has every token of the vocabulary."""
+    ids = np.random.default_rng(1).permutation(96)[None] % 64
+    empty = {f"past_key_values.{layer}.{part}": np.zeros((1, 2, 0, 128), np.float32)
+             for layer in range(2) for part in ("key", "value")}  # fmt: skip
+    return {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(96)[None], **empty}
+
+
+def test_int8_caches_with_measured_scales() -> None:
+    """The scores of these random weights are sharp: half a percent in a key shows in logits of size 1."""
+    name = "qwen3_dynamo18_fp32_dyncache"
+    options: dict[str, Any] = {"cache": "auto", "block_size": 16, "kv_quant": "int8", "calibrate": calibration()}
+    result = fusion.fuse(original(name), **options)
+    assert (result.count("QkvRmsNormRopeCache"), result.count("FusedInferAttentionScore")) == (2, 2)
+    notes = [note for site in result.sites for note in site.notes if note.startswith("int8")]
+    assert len(notes) == 4
+    assert all(0.3 < float(note.split("by ")[1].split("%")[0]) < 1 for note in notes)
+    session = DecodeSession(result.model, capacity=32)
+    assert {str(session.cache_type(port.input)) for port in session.plan.caches} == {"int8"}
+    pairs = recorded_tokens_alone(session, original(name))
+    assert 1e-4 < max(np.abs(got - wanted).max() for got, wanted in pairs) < 0.3
+    apart = fusion.fuse(
+        original(name), only=["RmsNorm"], **options
+    )  # quantised by plain operators, written by themselves
+    others = recorded_tokens_alone(DecodeSession(apart.model, capacity=32), original(name))
+    assert max(np.abs(mine[0] - other[0]).max() for mine, other in zip(pairs, others, strict=True)) < 1e-5
+
+
+def recorded_tokens_alone(session: DecodeSession, model: onnx.ModelProto) -> list[tuple[Array, Array]]:
+    """Logits of one sequence, token by token: converted and original."""
+    alone = Original(model)
+    state, sequence, pairs = alone.new(), None, []
+    for token in np.random.default_rng(8).integers(0, 64, 12).tolist():
+        numbers, logits = session.prefill([[token]], None if sequence is None else [sequence])
+        sequence = numbers[0]
+        pairs.append((logits[0].astype(np.float64), alone.run(state, [token])))
+    return pairs
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"cache": "auto", "kv_quant": "int8"}, "calibrated"),
+        ({"kv_quant": "int8", "calibrate": {}}, "caches that are kept"),
+        ({"block_size": 16}, "caches that are kept"),
+        ({"cache": "contiguous", "block_size": 16}, "no such sizes"),
+        ({"cache": "auto", "capacity": -1}, "no such sizes"),
+    ],
+)
+def test_options_that_do_not_go_together(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(BadUsage, match=text):
+        fusion.fuse(original("qwen3_dynamo23_fp32_dyncache"), **options)
+
+
+def test_latents_are_not_quantised(tmp_path: Path) -> None:
+    name = "dsv3_il_dynamo18_fp32_latentcache"
+    with pytest.raises(BadModel, match="int8 caches of keys and values; found caches of latents"):
+        fusion.fuse(original(name), tmp_path / "out.onnx", cache="auto", kv_quant="int8",
+                    calibrate=DATA / "graphs" / f"{name}.npz")  # fmt: skip
+    assert not list(tmp_path.iterdir())

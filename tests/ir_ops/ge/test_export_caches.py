@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,31 @@ class TestFormOfTheCache:
 
     def test_a_constant_cache_is_copied(self) -> None:
         assert self.refs(fused_model(self.case, constants=("k_cache",))) == (["ckv_cache"], 1)
+
+    @pytest.mark.parametrize("moved", [False, True], ids=["same first dim", "other first dim"])
+    def test_a_cache_in_another_shape_of_the_same_memory(self, moved: bool) -> None:
+        model, shape = fused_model(self.case), self.case.inputs["k_cache"].shape
+        seen = (math.prod(shape[:-1]), shape[-1]) if moved else (shape[0], math.prod(shape[1:]))
+        info = next(entry for entry in model.graph.input if entry.name == "k_cache")
+        info.CopyFrom(helper.make_tensor_value_info("k_cache", info.type.tensor_type.elem_type, seen))
+        back = helper.make_tensor_value_info("k_cache_out", info.type.tensor_type.elem_type, seen)
+        next(entry for entry in model.graph.output if entry.name == "k_cache_out").CopyFrom(back)
+        (node,) = model.graph.node
+        node.input[5], node.output[0] = "k_seen", "k_made"
+        model.graph.initializer.extend([tensor("there", np.array(shape)), tensor("back", np.array(seen))])
+        model.graph.node.insert(0, helper.make_node("Reshape", ["k_cache", "there"], ["k_seen"]))
+        model.graph.node.append(helper.make_node("Reshape", ["k_made", "back"], ["k_cache_out"]))
+        model.graph.node.append(helper.make_node("Neg", ["k_cache_out"], ["read"]))
+        model.graph.output.append(helper.make_empty_tensor_value_info("read"))
+        assert self.refs(model) == ((["ckv_cache"], 1) if moved else (["k_cache", "ckv_cache"], 0))
+        result = export(model)
+        assert errors(result.findings) == []
+        assert any("caches are declared" in note for note in result.notes) == (not moved)
+        declared = seen if moved else shape
+        got = run(result.model, {**self.case.inputs, "k_cache": self.case.inputs["k_cache"].reshape(declared)})
+        once = run(export(fused_model(self.case)).model, self.case.inputs)["k_cache_out"]
+        np.testing.assert_array_equal(got["k_cache_out"], once.reshape(declared))
+        np.testing.assert_array_equal(got["read"], -once.reshape(seen))
 
     def test_two_updates_of_one_cache_are_one_buffer(self) -> None:
         model = fused_model(self.case)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
 from ir_ops.dtypes import by_numpy
-from ir_ops.errors import KvfuseError
 from ir_ops.ge import execute, export, read
 from ir_ops.ops import OPS
 from tests.custom_ort.fia_breaches import legal
@@ -66,8 +66,28 @@ def test_computed_lengths_are_noted(tmp_path: Path) -> None:
     assert any("actual_seq_lengths is computed; GE wants a graph input" in note for note in result.notes)
 
 
-def test_products_need_the_triangle(tmp_path: Path) -> None:
+@pytest.mark.parametrize("product", ["generic", "A3"])
+def test_the_triangle_that_products_need_is_supplied(product: str, tmp_path: Path) -> None:
     call = legal("plain")
     assert call.attrs["sparse_mode"] == 3 and "atten_mask" not in call.inputs
-    with pytest.raises(KvfuseError, match="FA-13: the product needs the mask that names the pattern"):
-        export(model(call.inputs, call.attrs), tmp_path / "m.air", product="A3")
+    export(model(call.inputs, call.attrs), tmp_path / "m.air", product=product)
+    made = read(tmp_path / "m.air")
+    (triangle,) = (node for node in made.root.of_type("Const") if "atten_mask" in node.name)
+    assert str(triangle.outputs[0].type) == "bool[2048,2048]"
+    (fused,) = made.root.of_type(OP.name)
+    slot = fused.slot("atten_mask")
+    assert slot is not None and slot.source is not None and slot.source.node == triangle.name
+    wanted = OP.reference(call.inputs, OP.with_defaults(call.attrs))["attention_out"]
+    np.testing.assert_array_equal(execute(made, call.inputs).outputs["attention_out"], wanted)
+
+
+def test_all_nodes_share_one_triangle_and_modes_without_it_have_none() -> None:
+    call = legal("plain")
+    twice: Any = model(call.inputs, call.attrs)
+    again = twice.graph.node.add()
+    again.CopyFrom(twice.graph.node[0])
+    again.name, again.output[:] = "again", ["second", "lse"]
+    twice.graph.output.append(helper.make_empty_tensor_value_info("second"))
+    assert sum("atten_mask" in node.name for node in export(twice).model.root.nodes) == 1
+    plain = export(model(call.inputs, {**call.attrs, "sparse_mode": 0}))
+    assert not any("atten_mask" in node.name for node in plain.model.root.nodes)

@@ -10,7 +10,7 @@ import pytest
 from ir_ops.errors import BadModel
 from ir_ops.ge import GraphBuilder, Model, air, validate
 from ir_ops.ge.messages import ModelDef
-from ir_ops.ge.validator import errors, rules
+from ir_ops.ge.validator import Finding, errors, grouped, rules
 from tests.ir_ops.ge.damage import Damage, found, good_model, op
 from tests.ir_ops.ge.damages import CASES, cycle, drop, second_writer
 
@@ -138,3 +138,13 @@ def test_what_is_no_air_file_has_no_findings(tmp_path: Path) -> None:
         validate(tmp_path / "none.air")
     with pytest.raises(BadModel, match="not an .air file"):
         validate(b"nonsense")
+
+
+def test_remarks_of_one_rule_are_one_line() -> None:
+    findings = [Finding(22, "note", f"g/n{i}", "odd") for i in range(3)] + [Finding(26, "note", "g/w", "cut")]
+    findings.insert(1, Finding(22, "warning", "g/x", "worse"))
+    assert list(grouped(findings)) == [
+        "note rule 22 g/n0: odd (the first of 3 of this rule)",
+        "warning rule 22 g/x: worse",
+        "note rule 26 g/w: cut",
+    ]

@@ -1,0 +1,148 @@
+"""Does a converted decoder give the logits of the export it came from? Both decode the same random prompts.
+
+The export runs one sequence at a time, with the caches that it returned before. The converted decoder runs all of them
+in one batch of different lengths, in chunks, then step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import DTypeLike
+from onnx_ir.passes.common import InlinePass
+
+from fusion.candidate import Refused
+from fusion.compare import compare
+from fusion.facts.graph import GraphView, dtype_name, uses
+from fusion.facts.growth import Growth
+from fusion.model_io import ModelLike, load, to_proto
+from fusion.result import Difference, VerifyResult
+from fusion.runtime import Runner, open_model
+from fusion.surgery.decoder.convert import read_decoder
+from fusion.surgery.decoder.roles import Roles
+from ir_ops.decode_plan import KEY, read_plan
+from ir_ops.dtypes import Array, by_name
+from ir_ops.errors import BadInput
+
+LENGTHS, STEPS, CHUNK = (5, 1, 11), 3, 4
+"""Tokens of the prompts, single tokens after them, and most tokens in one run."""
+
+
+def is_decoder(model: ir.Model) -> bool:
+    """Whether a model carries a decode plan."""
+    return KEY in model.metadata_props
+
+
+def verify_decoder(original: ModelLike, converted: ModelLike, *, seed: int = 0, cases: int = 3) -> VerifyResult:
+    """Compares the logits of ``converted`` with those of ``original``, token by token.
+
+    Args:
+        original: path, ModelProto or ir.Model of an export with growing caches.
+        converted: path, ModelProto or ir.Model with a decode plan.
+        seed, cases: of the random prompts; each case has prompts of :data:`LENGTHS` tokens.
+
+    Raises:
+        BadModel: a model cannot be loaded.
+        BadInput: the original is no decoder with growing caches.
+    """
+    from custom_ort import DecodeSession
+
+    source = load(original)
+    runner = open_model(original if source.path is not None else to_proto(source.model), kernels=False,
+                        folder=source.folder, bf16="round")  # fmt: skip
+    InlinePass()(source.model)
+    try:
+        view, growths, _, roles = read_decoder(source.model)
+    except Refused as refused:
+        raise BadInput(
+            "the original is no decoder with growing caches", found=f"{refused.fact}: {refused.found}"
+        ) from None
+    target = load(converted)
+    plan = read_plan(target.model.metadata_props, "the converted model")
+    given = target.path if target.path is not None else to_proto(target.model)
+    decoder = DecodeSession(given, max_sequences=len(LENGTHS), capacity=min(plan.capacity or 64, 64))
+    state = _Grown(runner, view, growths, roles)
+    records: list[Difference] = []
+    for case in range(cases):
+        rng = np.random.default_rng([seed, case])
+        prompts = [rng.integers(0, state.vocabulary, length).tolist() for length in LENGTHS]
+        sequences, logits = decoder.prefill(prompts, chunk=CHUNK)
+        rows = [state.new() for _ in prompts]
+        wanted = [row.run(prompt) for row, prompt in zip(rows, prompts, strict=True)]
+        records += _compared(f"case{case} prompts", plan.logits, logits, wanted)
+        for step in range(STEPS):
+            ids = rng.integers(0, state.vocabulary, len(prompts))
+            logits = decoder.step(ids, sequences)
+            wanted = [row.run([int(number)]) for row, number in zip(rows, ids, strict=True)]
+            records += _compared(f"case{case} step{step}", plan.logits, logits, wanted)
+        for sequence in sequences:
+            decoder.free(sequence)
+    return VerifyResult(records, _HOW)
+
+
+_HOW = "the export one sequence at a time with its growing caches, the converted decoder as a batch in chunks and steps"
+
+
+def _compared(case: str, name: str, got: Array, wanted: list[Array]) -> Iterator[Difference]:
+    yield compare(case, name, got, np.stack(wanted), "original")
+
+
+class _Grown:
+    """The original decoder; :meth:`new` begins a sequence."""
+
+    def __init__(self, runner: Runner, view: GraphView, growths: list[Growth], roles: Roles) -> None:
+        self.runner, self.growths, self.roles = runner, growths, roles
+        self.vocabulary = _vocabulary(view, roles.ids)
+
+    def new(self) -> _Sequence:
+        return _Sequence(self)
+
+
+class _Sequence:
+    """Tokens of one sequence and the caches that hold them."""
+
+    def __init__(self, decoder: _Grown) -> None:
+        self._decoder, self._length = decoder, 0
+        self._caches: dict[str, Array] = {}
+        for growth in decoder.growths:
+            name = str(growth.past.name)
+            dims = [size if isinstance(size, int) else 0 for size in decoder.runner.shapes[name]]
+            kind = decoder.runner.types[name].np
+            self._caches[name] = np.zeros((1, dims[1], 0, dims[3]), kind)
+
+    def run(self, ids: list[int]) -> Array:
+        """``[V]``: logits of the last of these tokens."""
+        runner, roles = self._decoder.runner, self._decoder.roles
+        total = self._length + len(ids)
+        feeds: dict[str, Array] = {**self._caches, str(roles.ids.name): np.array([ids])}
+        if roles.positions is not None:
+            feeds[str(roles.positions.name)] = np.arange(self._length, total)[None]
+        if roles.padding is not None:
+            feeds[str(roles.padding.name)] = np.ones((1, total))
+        typed = {name: array.astype(_np(runner, name)) for name, array in feeds.items()}
+        results = runner.run(typed)
+        self._length = total
+        for growth in self._decoder.growths:
+            self._caches[str(growth.past.name)] = results[str(growth.present.name)]
+        presents = {growth.present.name for growth in self._decoder.growths}
+        logits: Array = next(array for name, array in results.items() if name not in presents)[0, -1]
+        return logits
+
+
+def _np(runner: Runner, name: str) -> DTypeLike:
+    kind = runner.types[name].np
+    assert kind is not None
+    return kind
+
+
+def _vocabulary(view: GraphView, ids: ir.Value) -> int:
+    """Rows of the table that ids pick from."""
+    for node, place in uses(ids):
+        if node.op_type in ("Cast", "Identity"):
+            return _vocabulary(view, node.outputs[0])
+        table = view.tensor(node.inputs[0]) if node.op_type == "Gather" and place == 1 else None
+        if table is not None and by_name(dtype_name(node.inputs[0])).is_float:
+            return int(table.shape.numpy()[0])
+    raise BadInput("ids pick rows of no table", found=str(ids.name))
