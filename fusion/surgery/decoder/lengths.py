@@ -75,7 +75,7 @@ class Retelling:
 
     def tell_shapes(self) -> None:
         """Shapes of other values are told from the ids too: what is asked for its shape alone need not be computed."""
-        alive = _alive(self._view.graph)
+        alive = alive(self._view.graph)
         for node in list(self._view.graph):
             if node.op_type != "Shape" or id(node) not in alive or node.inputs[0] is self._ids:
                 continue
