@@ -75,9 +75,9 @@ class Retelling:
 
     def tell_shapes(self) -> None:
         """Shapes of other values are told from the ids too: what is asked for its shape alone need not be computed."""
-        alive = alive(self._view.graph)
+        living = alive(self._view.graph)
         for node in list(self._view.graph):
-            if node.op_type != "Shape" or id(node) not in alive or node.inputs[0] is self._ids:
+            if node.op_type != "Shape" or id(node) not in living or node.inputs[0] is self._ids:
                 continue
             new = self._told(node.outputs[0])
             if new is not None and not node.outputs[0].is_graph_output():
