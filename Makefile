@@ -11,7 +11,7 @@ CXX_STYLE   = $(filter %.cc %.h %.inc,$(CXX_SOURCES)) $(wildcard tests/custom_or
 # An editable install knows the packages that existed when it was made: a new one needs another.
 PACKAGES    = $(shell find ir_ops fusion custom_ort models benchmarks -name __init__.py)
 
-.PHONY: demo test lint format bench thorough sanitize fuzz compat docs install clean
+.PHONY: demo test lint format bench thorough sanitize fuzz soak compat docs install clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed ## fuse, verify, run and export the shipped DeepSeek-V3 layer
@@ -46,6 +46,10 @@ sanitize: $(VENV)/.installed ## the kernel tests under AddressSanitizer and Unde
 MINUTES ?= 10
 fuzz: $(VENV)/.installed ## hostile calls at the entry of every kernel, under the same sanitisers
 	PYTHON=$(BIN)/python custom_ort/sanitize.sh -m tests.custom_ort.fuzz --minutes $(MINUTES) --jobs $(JOBS)
+
+OPERATIONS ?= 12000
+soak: $(VENV)/.installed ## random prefills, steps, forks and frees on 64 sequences: logits as the formula's, memory flat
+	$(BIN)/python -m tests.custom_ort.decode.soak $(OPERATIONS)
 
 RUNTIMES ?= 1.20.1 1.23.2
 TORCH_NPU ?= 2.14.0

@@ -126,6 +126,8 @@ def _consistent(plan: DecodePlan, where: str) -> None:
         refuse(plan.slot_form, " | ".join(SLOT_FORMS))
     if not needed <= set(plan.inputs) <= set(ROLES):
         refuse(", ".join(sorted(plan.inputs)), f"{', '.join(sorted(needed))}, and no others than {', '.join(ROLES)}")
+    if min(plan.block_size, plan.capacity) < 0:
+        refuse(f"block_size {plan.block_size}, capacity {plan.capacity}", "numbers of 0 or more")
     if plan.paged != (plan.block_size > 0):
         refuse(f"block_size {plan.block_size} and slots {plan.slot_form}", "a block size for paged caches only")
     names = [name for port in plan.caches for name in (port.input, port.output)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +13,9 @@ import numpy as np
 from custom_ort.decode.pages import Growth
 from custom_ort.sessions import dtype_of, refused
 from custom_ort.values import element_type, view_of
-from ir_ops.decode_plan import DecodePlan
+from ir_ops.decode_plan import CachePort, DecodePlan
 from ir_ops.dtypes import Array, DType, by_name
-from ir_ops.errors import BadInput, BadModel
+from ir_ops.errors import BadInput, BadModel, BadUsage
 
 Tokens = Array | Sequence[Sequence[int]] | Sequence[Array]
 """Integers ``[B, S]``, or B rows of any lengths."""
@@ -42,7 +44,39 @@ def ragged(tokens: Tokens, mask: Array | None) -> list[Array]:
         if row.ndim != 1 or not row.size or row.dtype.kind not in "iu":
             found = f"{row.dtype}{list(row.shape)}"
             raise BadInput("a row is a vector of integers", where=f"row {number}", found=found, wanted="1 id or more")
+        if row.dtype.kind == "u" and row.max() > np.iinfo(np.int64).max:
+            raise BadInput("a number does not fit int64", where=f"row {number}", found=str(row.max()))
     return [row.astype(np.int64) for row in rows]
+
+
+def one_each(numbers: Any) -> Array:
+    """``[B, 1]`` from ``[B]`` or ``[B, 1]``.
+
+    Raises:
+        BadInput: another form.
+    """
+    try:
+        array = np.asarray(numbers)
+    except (TypeError, ValueError) as error:
+        raise BadInput("one number for each sequence", found=str(error), wanted="[B] or [B, 1]") from None
+    if array.ndim not in (1, 2) or (array.ndim == 2 and array.shape[1] != 1):
+        raise BadInput("one number for each sequence", found=str(list(array.shape)), wanted="[B] or [B, 1]")
+    return array.reshape(-1, 1)
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    """A size that somebody gave.
+
+    Raises:
+        BadUsage: no integer, or below ``least``.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise BadUsage(f"{name} is an integer", found=repr(value)) from None
+    if number < least:
+        raise BadUsage(f"{name} is at least {least}", found=str(number))
+    return number
 
 
 @dataclass
@@ -100,6 +134,25 @@ def batch_of(
     return Batch(inputs, rows, [count - 1 for count in counts], window)
 
 
+def _check_port(port: CachePort, declared: Sequence[int | str | None], rows: int, where: str) -> None:
+    """The dims of a cache in the plan are those of the model, and hold rows of the plan's heads and columns."""
+    dims = [dim if isinstance(dim, int) and dim >= 0 else -1 for dim in declared]
+    fits = len(dims) == len(port.shape) and all(
+        mine == its or -1 in (mine, its) for mine, its in zip(dims, port.shape, strict=True)
+    )
+    inner = list(port.shape[1:])
+    if port.order == "BNSD":
+        fits = fits and len(inner) == 3 and (inner[0], inner[2]) == (port.heads, port.columns)
+        fits = fits and inner[1] in (-1, *([rows] if rows else []))
+    elif rows:
+        fits = fits and math.prod(rows if dim < 0 else dim for dim in inner) == rows * port.heads * port.columns
+        fits = fits and rows in inner
+    if not fits:
+        found = f"{list(port.shape)}, {port.order} of {port.heads} x {port.columns}, {rows} rows a page"
+        raise BadModel("a cache does not fit its decode plan", where=f"{where}, {port.input}", found=found,
+                       wanted=f"dims of the model: {list(declared)}")  # fmt: skip
+
+
 class Call:
     """A session whose inputs are bound by role, with every cache output in the memory of its input.
 
@@ -118,8 +171,23 @@ class Call:
         if missing or free:
             found = f"no {missing[0]} in the model" if missing else f"input {free[0]} without a role"
             raise BadModel("the model does not fit its decode plan", where=where, found=found)
+        declared = {entry.name: entry.shape for entry in session.get_inputs()}
+        for port in plan.caches:
+            _check_port(port, declared[port.input], plan.block_size, where)
         self._other = [name for name in outputs if name not in {port.output for port in plan.caches}]
         self._io = session.io_binding()
+
+    def check_ids(self, rows: Sequence[Array]) -> None:
+        """Refuses what the model would wrap around instead of refusing itself.
+
+        Raises:
+            BadInput: a negative id, or one that the model's integers do not hold.
+        """
+        most = int(np.iinfo(self._types[self._plan.inputs["ids"]].np).max)
+        for number, row in enumerate(rows):
+            if row.min() < 0 or row.max() > most:
+                found = str(int(row.min() if row.min() < 0 else row.max()))
+                raise BadInput("an id is out of range", where=f"row {number}", found=found, wanted="0 or more, below V")
 
     def dtype(self, name: str) -> DType:
         """Element type of an input."""

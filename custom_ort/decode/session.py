@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from custom_ort.decode.calls import Call, Tokens, batch_of, ragged
+from custom_ort.decode.calls import Call, Tokens, batch_of, one_each, ragged, whole
 from custom_ort.decode.memory import CacheMemory, check_rows
 from custom_ort.decode.pages import PagePool
 from custom_ort.sessions import BFloat16, session
@@ -19,6 +19,8 @@ from ir_ops.errors import BadInput, BadUsage
 
 CAPACITY = 4096
 """Tokens of a sequence where neither the model nor the caller says."""
+MOST_PAGES = 1 << 24
+"""Pages of a session: block tables and the books about them stay small beside the caches."""
 
 
 def greedy(logits: Array) -> Array:
@@ -65,20 +67,28 @@ class DecodeSession:
         where = str(model) if isinstance(model, (str, os.PathLike)) else "model"
         self.plan: DecodePlan = read_plan(self._session.get_modelmeta().custom_metadata_map, where)
         self.capacity = _capacity(self.plan, capacity)
-        for name, given in (("max_sequences", max_sequences), ("pages", 1 if pages is None else pages)):
-            if given < 1:
-                raise BadUsage(f"{name} is at least 1", found=str(given))
+        whole("max_sequences", max_sequences, 1)
+        whole("pages", 1 if pages is None else pages, 1)
         page_size = self.plan.block_size or self.capacity
         full = max_sequences * -(-self.capacity // page_size)
         if pages is not None and not self.plan.paged:
             raise BadUsage("the caches of this model are not paged", found=f"pages {pages}", wanted="no pages")
         self.max_sequences = max_sequences
-        self._pool = PagePool(full if pages is None else pages, page_size, self.capacity)
+        count = full if pages is None else pages
+        if count > MOST_PAGES:
+            raise BadUsage(
+                "too many pages", found=str(count), wanted=f"at most {MOST_PAGES}", hint="a smaller capacity"
+            )
         self._call = Call(self._session, self.plan, where)
-        self._memory = {
-            port.input: CacheMemory(port, self._call.dtype(port.input), len(self._pool), page_size)
-            for port in self.plan.caches
-        }
+        try:
+            self._memory = {
+                port.input: CacheMemory(port, self._call.dtype(port.input), count, page_size)
+                for port in self.plan.caches
+            }
+        except (MemoryError, ValueError):
+            found = f"{count} pages of {page_size} tokens"
+            raise BadUsage("the caches have no room in memory", found=found, hint="a smaller capacity") from None
+        self._pool = PagePool(count, page_size, self.capacity)
 
     @property
     def sequences(self) -> tuple[int, ...]:
@@ -132,10 +142,8 @@ class DecodeSession:
         new = sequences is None
         numbers = self._begin(len(rows)) if sequences is None else tuple(sequences)
         kept = {number: self._state(number) for number in numbers} if not new else {}
-        step = max((len(row) for row in rows), default=1) if chunk is None else chunk
         try:
-            if step < 1:
-                raise BadUsage("a chunk has at least one token", found=str(chunk))
+            step = max((len(row) for row in rows), default=1) if chunk is None else whole("a chunk", chunk, 1)
             logits = self._in_chunks(numbers, rows, places, step)
         except Exception:
             for number in numbers:
@@ -161,8 +169,8 @@ class DecodeSession:
             BadInput: as :meth:`prefill`.
         """
         numbers = self.sequences if sequences is None else tuple(sequences)
-        rows = ragged(np.asarray(ids).reshape(-1, 1), None)
-        places = None if positions is None else ragged(np.asarray(positions).reshape(-1, 1), None)
+        rows = ragged(one_each(ids), None)
+        places = None if positions is None else ragged(one_each(positions), None)
         return self._run(numbers, rows, places)
 
     def generate(
@@ -192,8 +200,7 @@ class DecodeSession:
             BadInput: as :meth:`prefill`.
             BadUsage: less than one new token.
         """
-        if max_new_tokens < 1:
-            raise BadUsage("nothing to generate", found=f"max_new_tokens {max_new_tokens}", wanted="1 or more")
+        whole("max_new_tokens", max_new_tokens, 1)
         ends = np.atleast_1d(np.asarray([] if eos is None else eos, np.int64))
         sequences, logits = self.prefill(ids, attention_mask=attention_mask, chunk=chunk)
         made: list[Array] = []
@@ -207,7 +214,8 @@ class DecodeSession:
                 made.append(chosen)
                 if number + 1 == max_new_tokens or not alive.any():
                     break
-                logits = self.step(chosen, sequences)
+                going = np.flatnonzero(alive)  # an ended one takes no more room
+                logits[going] = self.step(chosen[going], [sequences[row] for row in going])
         finally:
             for sequence in sequences:
                 self.free(sequence)
@@ -253,6 +261,7 @@ class DecodeSession:
             BadInput: rows are missing, or of another type or shape, or the caches have no room.
         """
         count = check_rows(rows, self._memory)
+        last = count - 1 if position is None else whole("a position", position, 0)
         (number,) = self._begin(1)
         try:
             grown = self._pool.grow([(number, count)])
@@ -262,7 +271,7 @@ class DecodeSession:
         for name, memory in self._memory.items():
             memory.write(grown[0].pages, np.asarray(rows[name]))
         self._pool.commit(grown)
-        self._pool[number].position = count - 1 if position is None else position
+        self._pool[number].position = last
         return number
 
     def _begin(self, count: int) -> tuple[int, ...]:
@@ -301,6 +310,7 @@ class DecodeSession:
 
     def _run(self, numbers: tuple[int, ...], rows: list[Array], places: list[Array] | None) -> Array:
         """One run of the model: logits of the last token of each sequence."""
+        self._call.check_ids(rows)
         places = self._positions(numbers, rows, places)
         grown = self._pool.grow([(number, len(row)) for number, row in zip(numbers, rows, strict=True)])
         try:
@@ -350,7 +360,7 @@ def _capacity(plan: DecodePlan, wanted: int | None) -> int:
     """
     if wanted is None:
         return plan.capacity or CAPACITY
-    if wanted < 1 or (plan.capacity and wanted > plan.capacity):
-        most = f"1 to {plan.capacity}" if plan.capacity else "1 or more"
-        raise BadUsage("no such capacity", found=str(wanted), wanted=most)
+    wanted = whole("capacity", wanted, 1)
+    if plan.capacity and wanted > plan.capacity:
+        raise BadUsage("no such capacity", found=str(wanted), wanted=f"1 to {plan.capacity}")
     return wanted

@@ -132,7 +132,7 @@ class AttentionReader:
         if chain is None or product is None:
             return NoAttention(node, "scaled and masked products of queries and keys", "no product in front of it")
         query, key_side = product.inputs
-        out = self._down(node.outputs[0], DEPTH)
+        out = self._down(node.outputs[0], DEPTH, chain.masks)
         if out is None:
             return NoAttention(node, "weights that are multiplied by values", "another use")
         assert query is not None and key_side is not None and shape is not None
@@ -205,7 +205,7 @@ class AttentionReader:
                 pending += [(operand, depth - 1) for operand in node.inputs]
         return False
 
-    def _down(self, value: ir.Value, depth: int) -> ir.Value | None:
+    def _down(self, value: ir.Value, depth: int, masks: list[ir.Value]) -> ir.Value | None:
         """From the softmax's result to the second product, through casts and guards against rows without a key."""
         if not depth or value.is_graph_output():
             return None
@@ -216,9 +216,13 @@ class AttentionReader:
         if node.op_type == "MatMul":
             return node.outputs[0] if place == 0 else None
         if node.op_type in ("Cast", "Identity") or (node.op_type == "Dropout" and place == 0):
-            return self._down(node.outputs[0], depth - 1)
+            return self._down(node.outputs[0], depth - 1, masks)
         if node.op_type == "Where" and place > 0:
-            return self._down(node.outputs[0], depth - 1)
+            chosen = node.inputs[0]
+            maker = None if chosen is None else chosen.producer()
+            if chosen is not None and (maker is None or maker.op_type != "IsNaN"):
+                masks.append(chosen)
+            return self._down(node.outputs[0], depth - 1, masks)
         return None
 
     def _guard(self, out: ir.Value) -> tuple[ir.Node, int] | None:

@@ -161,7 +161,7 @@ class Sizes:
         free = [root for root in self._roots() if root not in self._rule]
         for symbol in (root for root in free if self.size(root) == left):
             for other in free:
-                if other != symbol and right % self.size(other) == 0 and right > self.size(other):
+                if other != symbol and 0 < self.size(other) < right and right % self.size(other) == 0:
                     self._rule[symbol], self._factor[symbol] = ("scale", (other,)), right // self.size(other)
                     return True
         return False

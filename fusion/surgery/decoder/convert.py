@@ -25,9 +25,10 @@ from fusion.result import Site
 from fusion.surgery.decoder.attend import attend
 from fusion.surgery.decoder.calibrate import Measured, measure
 from fusion.surgery.decoder.layout import Cached, NewInputs, Pages, cache_input, rows_of, write
-from fusion.surgery.decoder.lengths import Retelling
-from fusion.surgery.decoder.proof import Proven, prove
-from fusion.surgery.decoder.roles import Roles, Trial, find_roles, first_trial, trials
+from fusion.surgery.decoder.lengths import Retelling, alive
+from fusion.surgery.decoder.mixing import check_mixing
+from fusion.surgery.decoder.proof import Proven, prove, prove_far
+from fusion.surgery.decoder.roles import Roles, Trial, far_trial, find_roles, first_trial, trials
 from fusion.verification import Arrays
 from ir_ops.decode_plan import KEY, CachePort, DecodePlan
 from ir_ops.errors import BadUsage
@@ -95,11 +96,12 @@ def convert(
     capacity = capacity or (CAPACITY if contiguous else 0)
     view, growths, first, roles = read_decoder(model)
     sizes = trials(view, growths, roles, first)
-    sites = _sites(view, growths, roles, first, sizes)
+    far = far_trial(view, growths, roles, first, sizes[-1].batch if sizes[-1].batch == sizes[0].batch else 1)
+    sites = _sites(view, growths, roles, first, sizes, far)
     if calibrate is not None:
         sites = _quantised(sites, measure(model, growths, calibrate, folder))
-    logits = _logits(view, growths)
-    return _Rewriting(model, view, growths, roles, sizes, sites).run(
+    logits = _logits(view, growths, sizes)
+    return _Rewriting(model, view, growths, roles, sizes if far is None else [*sizes, far], sites).run(
         logits, contiguous, (capacity if contiguous else block_size) or BLOCK_SIZE, capacity
     )
 
@@ -127,7 +129,7 @@ def read_decoder(model: ir.Model) -> tuple[GraphView, list[Growth], Trial, Roles
 
 
 def _sites(
-    view: GraphView, growths: Sequence[Growth], roles: Roles, first: Trial, sizes: Sequence[Trial]
+    view: GraphView, growths: Sequence[Growth], roles: Roles, first: Trial, sizes: Sequence[Trial], far: Trial | None
 ) -> list[_Site]:
     """The attention over each pair of caches."""
     reader = AttentionReader(view, first.probe, list(growths))
@@ -146,7 +148,10 @@ def _sites(
             raise Refused("decode-caches", "one attention for each pair of caches", "a cache that is read twice", "one",
                           "", attention.out)  # fmt: skip
         read |= pair
-        found.append(_Site(attention, prove(view, attention, roles, sizes), *_caches(view, first, attention)))
+        proven = prove(view, attention, roles, sizes)
+        if far is not None:
+            prove_far(view, attention, roles, sizes, far)
+        found.append(_Site(attention, proven, *_caches(view, first, attention)))
     for growth in growths:
         if id(growth) not in read:
             why = missed[0] if missed else None
@@ -200,17 +205,24 @@ def _quantised(sites: Sequence[_Site], measured: Mapping[str, Measured]) -> list
     return found
 
 
-def _logits(view: GraphView, growths: Sequence[Growth]) -> ir.Value:
+def _logits(view: GraphView, growths: Sequence[Growth], sizes: Sequence[Trial]) -> ir.Value:
     """The output that is no cache.
 
     Raises:
-        Refused: there are several.
+        Refused: there are several, or it has not a row for each token.
     """
     caches = {id(growth.present) for growth in growths}
     others = [value for value in view.graph.outputs if id(value) not in caches]
     if len(others) != 1:
         names = ", ".join(str(value.name) for value in others) or "none"
-        raise Refused("decode-outputs", "one output beside the caches: logits", names, "one", "drop the others")
+        raise Refused("decode-outputs", "one output beside the caches: logits", names, "one", "drop the others",
+                      others[-1] if others else None)  # fmt: skip
+    for trial in sizes:
+        shape = trial.probe.shape(others[0])
+        if shape is not None and shape[:-1] != (trial.batch, trial.tokens):
+            raise Refused("decode-outputs", "logits of every token, [B, S, V]",
+                          f"{list(shape)} for {trial.batch} sequences of {trial.tokens} tokens", "[B, S, V]",
+                          "export the logits of all tokens", others[0])  # fmt: skip
     return others[0]
 
 
@@ -247,6 +259,8 @@ class _Rewriting:
         gone = [growth.past for growth in self._growths] + ([self._roles.padding] if self._roles.padding else [])
         retelling.retell(gone)
         retelling.tell_shapes()
+        needed = alive(graph)
+        check_mixing(self._view, [node for node in graph if id(node) in needed], self._trials)
         self._finish(gone, caches, positions, new)
         inputs = {"ids": self._roles.ids, "positions": positions, "slots": new.slots, "block_table": new.block_table,
                   "query_lengths": new.query_lengths, "kv_lengths": new.kv_lengths}  # fmt: skip
@@ -351,7 +365,9 @@ class _Rewriting:
                 graph.register_initializer(constant)
         graph.extend(self._emit.nodes)
         inputs = [caches.get(id(value), value) for value in graph.inputs]
+        kept = {id(value) for value in (self._roles.ids, self._roles.positions, *caches.values())}
         inputs = [value for value in inputs if value is not self._roles.padding]
+        inputs = [value for value in inputs if value.uses() or id(value) in kept or value.is_initializer()]
         extra = [positions] if self._roles.positions is None and positions.uses() else []
         extra += [new.slots, new.block_table, new.query_lengths, new.kv_lengths]
         graph.inputs[:] = [*inputs, *extra]

@@ -14,13 +14,16 @@ import onnx_ir as ir
 
 from fusion.candidate import Refused
 from fusion.emit import Emitter
-from fusion.facts.graph import GraphView
+from fusion.facts.graph import GraphView, uses
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
 from fusion.surgery.decoder.roles import Trial
 from ir_ops.dtypes import Array
 
 _SIZES_ONLY = ("Shape", "Size", "Squeeze", "Unsqueeze", "Gather", "Slice", "Cast", "Add", "Sub", "Concat", "Identity")
 """Steps on the way from a cache's shape to what is worth naming in a message."""
+_KEEP_FIRST = ("Cast", "Identity", "Add", "Sub", "Mul", "Div", "Neg", "Cos", "Sin", "Unsqueeze", "Expand", "Concat",
+               "MatMul", "Transpose")  # fmt: skip
+"""Operators that leave the first axis of positions where it is."""
 LONGEST = 16
 """Elements of the longest vector of sizes."""
 
@@ -50,9 +53,9 @@ class Retelling:
             Refused: something else than sizes and positions depends on them.
         """
         dirty = {id(value) for value in gone}
-        alive = _alive(self._view.graph)
+        living = alive(self._view.graph)
         for node in list(self._view.graph):
-            if id(node) not in alive or not any(id(item) in dirty for item in _reads(node)):
+            if id(node) not in living or not any(id(item) in dirty for item in _reads(node)):
                 continue
             for output in node.outputs:
                 new = self._told(output)
@@ -60,9 +63,9 @@ class Retelling:
                     dirty.add(id(output))
                 elif output.uses() or output.is_graph_output():
                     output.replace_all_uses_with(new)
-        alive = _alive(self._view.graph)
+        living = alive(self._view.graph)
         for node in self._view.graph:
-            computes = node.op_type not in _SIZES_ONLY and id(node) in alive
+            computes = node.op_type not in _SIZES_ONLY and id(node) in living
             if computes and any(id(item) in dirty for item in _reads(node)):
                 self._refuse(node, dirty)
         for output in self._view.graph.outputs:
@@ -72,9 +75,9 @@ class Retelling:
 
     def tell_shapes(self) -> None:
         """Shapes of other values are told from the ids too: what is asked for its shape alone need not be computed."""
-        alive = _alive(self._view.graph)
+        living = alive(self._view.graph)
         for node in list(self._view.graph):
-            if node.op_type != "Shape" or id(node) not in alive or node.inputs[0] is self._ids:
+            if node.op_type != "Shape" or id(node) not in living or node.inputs[0] is self._ids:
                 continue
             new = self._told(node.outputs[0])
             if new is not None and not node.outputs[0].is_graph_output():
@@ -100,6 +103,8 @@ class Retelling:
                 return None
             arrays.append(known.array)
         if self._are_positions(arrays):
+            if arrays[0].shape[0] == 1 and not self._by_sequence(value):
+                return None
             return self._emit.cast(self._positions, _name(arrays[0]), "positions")
         if any(array.shape != arrays[0].shape or array.ndim > 1 or array.size > LONGEST for array in arrays):
             return None
@@ -114,6 +119,41 @@ class Retelling:
             and np.array_equal(array, np.broadcast_to(trial.past + np.arange(trial.tokens), array.shape))
             for array, trial in zip(arrays, self._trials, strict=True)
         )
+
+    def _by_sequence(self, value: ir.Value) -> bool:
+        """Whether ``[1, S]`` may become ``[B, S]``: the first axis stays the first until sequences are there."""
+        trial = next((trial for trial in self._trials if trial.batch > 1), None)
+        pending = [] if trial is None else [value]
+        while pending and trial is not None:
+            for node, place in uses(pending.pop()):
+                try:
+                    shapes = [
+                        None if item is None else trial.probe.shape(item) for item in (*node.inputs, *node.outputs)
+                    ]
+                except (Conflict, OutOfRange, Unsupported):
+                    return False
+                own, out = shapes[place], shapes[-1]
+                if len(node.outputs) != 1 or own is None or out is None or not out:
+                    return False
+                if node.op_type not in _KEEP_FIRST:
+                    return False
+                if out[0] not in (1, trial.batch) or len(out) < len(own):
+                    return False
+                if node.op_type == "Transpose" and next(iter(self._view.attrs(node).get("perm", [1]))) != 0:
+                    return False
+                if node.op_type == "Concat" and int(self._view.attrs(node).get("axis", 0)) in (0, -len(own)):
+                    return False
+                if len(out) > len(own) and (node.op_type != "Unsqueeze" or self._leads(node, trial, len(out))):
+                    return False
+                if out[0] == 1:
+                    pending.append(node.outputs[0])
+        return True
+
+    def _leads(self, node: ir.Node, trial: Trial, rank: int) -> bool:
+        """Whether an Unsqueeze puts an axis in front."""
+        axes = node.inputs[1] if len(node.inputs) > 1 else None
+        known = None if axes is None else trial.probe.known(axes).array
+        return known is None or any(int(axis) % rank == 0 for axis in known.reshape(-1))
 
     def _vector(self, arrays: list[Array]) -> ir.Value | None:
         """Each number fixed, the batch, the new tokens, or both multiplied."""
@@ -163,7 +203,7 @@ def _reads(node: ir.Node) -> Iterator[ir.Value]:
                 yield from _reads(inner)
 
 
-def _alive(graph: ir.Graph) -> set[int]:
+def alive(graph: ir.Graph) -> set[int]:
     """Ids of the nodes that outputs need."""
     found: set[int] = set()
     pending = [value.producer() for value in graph.outputs]

@@ -14,12 +14,14 @@ from fusion.facts.attention import Attention
 from fusion.facts.graph import GraphView
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
 from fusion.result import Proof
-from fusion.surgery.decoder.roles import Roles, Trial, role_feeds
+from fusion.surgery.decoder.roles import Roles, Trial, role_feeds, whole_feeds
 from ir_ops.dtypes import Array
 
 MASKED = -1e4
 """A score that far below the others has no weight in float32."""
 BOUND = 1e-6
+SPREAD = 3
+"""Scores up to this power of ten are tried: what clips or bends them begins far from 1."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ def prove(view: GraphView, attention: Attention, roles: Roles, trials: Sequence[
     results = [_prove_at(view, attention, roles, trial, rng) for trial in trials]
     factors = [factor for factor, _ in results]
     if max(factors) - min(factors) > BOUND * abs(factors[0]):
-        raise Refused("attention-scale", "one scale at all sizes", ", ".join(f"{item:g}" for item in factors), "one")
+        raise Refused("attention-scale", "one scale at all sizes", ", ".join(f"{item:g}" for item in factors), "one",
+                      "", attention.inner)  # fmt: skip
     text = "chunks, steps and first prompts, with and without padding"
     worst = max(error for _, error in results)
     return Proven(factors[0], Proof(len(trials), worst, BOUND, "float64", text=text))
@@ -75,6 +78,34 @@ def _prove_at(
     if attention.guard is not None:
         _check_guard(view, attention, trial, feeds, real)
     return scale, error
+
+
+def prove_far(view: GraphView, attention: Attention, roles: Roles, near: Sequence[Trial], far: Trial) -> None:
+    """That nothing begins far away: what masks and scales at seen tokens is one number, however many there are.
+
+    Attention itself is proven at small sizes; there a window of 4096 tokens hides nothing.
+
+    Raises:
+        Refused: a mask changes with the distance or the number of tokens.
+    """
+    for mask in attention.masks:
+        inside: set[float] = set()
+        hidden: set[float] = set()
+        for trial in (*near, far):
+            value = np.asarray(_value(view, trial, whole_feeds(roles, trial), mask), np.float64)
+            value = np.broadcast_to(value, np.broadcast_shapes(value.shape, (trial.tokens, trial.total)))
+            seen = np.tri(trial.tokens, trial.total, trial.past, dtype=bool)
+            inside |= set(np.unique(value[..., seen]).tolist())
+            behind = set(np.unique(value[..., ~seen]).tolist())
+            if trial is not far:
+                hidden |= behind
+        if len(inside) > 1 or not behind <= hidden:
+            found = ", ".join(f"{item:g}" for item in sorted(inside)[:3])
+            raise Refused(
+                "attention-mask", "each token sees all tokens up to itself that are no padding",
+                f"{mask.name} holds {found} for tokens that should all be seen, of {far.total}", "one number",
+                "windows, biases and other masks are not converted", mask,
+            )  # fmt: skip
 
 
 def _rows(attention: Attention, trial: Trial, rng: np.random.Generator) -> tuple[dict[int, Array], Array, Array]:
@@ -130,7 +161,7 @@ def _chain(
     form = (trial.batch, attention.heads, trial.tokens, trial.total)
     idle = _value(view, trial, {**feeds, id(attention.start): np.zeros(shape)}, attention.inner).reshape(form)
     _check_mask(attention, idle, seen, real, trial)
-    scores = rng.standard_normal(shape)
+    scores = rng.standard_normal(shape) * 10.0 ** rng.uniform(-1, SPREAD, shape)
     moved = _value(view, trial, {**feeds, id(attention.start): scores}, attention.inner).reshape(form)
     keep = np.broadcast_to(seen & real[:, None, trial.past :, None], form)
     ratio = (moved[keep] - idle[keep]) / scores.reshape(form)[keep]

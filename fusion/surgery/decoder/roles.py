@@ -20,6 +20,8 @@ from ir_ops.dtypes import Array, by_name
 
 SIZES = ((2, 3, 4), (3, 1, 5), (1, 4, 0), (2, 5, 1))
 """Batch, new tokens, tokens in the cache: chunks, a step, a first prompt."""
+FAR = (1 << 17, 1 << 15, 1 << 12, 1 << 10)
+"""Tokens in the cache where windows and other things that begin far away show; the largest that the graph allows."""
 SEED = 0
 _INTEGERS = Numbers(64)
 
@@ -128,23 +130,32 @@ def trials(view: GraphView, growths: Sequence[Growth], roles: Roles, first: Tria
     Raises:
         Refused: less than two sizes can be tried.
     """
-    found = []
-    for batch, tokens, past in SIZES:
-        wanted = _symbols(growths, roles, batch, tokens, past)
-        sizes = None if wanted is None else first.probe.sizes.resized(wanted)
-        if sizes is None:
-            continue
-        try:
-            probe = settle(view, SEED, _INTEGERS, _shapes_needed(view), sizes)
-        except (OutOfRange, Unsupported, Conflict):
-            continue
-        trial = Trial(probe, batch, tokens, past)
-        if _as_wanted(growths, roles, trial):
-            found.append(trial)
+    found = [trial for size in SIZES if (trial := _trial_of(view, growths, roles, first, *size)) is not None]
     if len(found) < 2:
         raise Refused("decode-sizes", "the graph runs at several sizes", f"{len(found)} of {len(SIZES)}",
                       "dynamic batch, tokens and cache length", "export with dynamic shapes")  # fmt: skip
     return found
+
+
+def far_trial(view: GraphView, growths: Sequence[Growth], roles: Roles, first: Trial, batch: int) -> Trial | None:
+    """A trial with very many tokens in the cache; None where the graph runs at no such size."""
+    found = (_trial_of(view, growths, roles, first, batch, 2, past) for past in FAR)
+    return next((trial for trial in found if trial is not None), None)
+
+
+def _trial_of(
+    view: GraphView, growths: Sequence[Growth], roles: Roles, first: Trial, batch: int, tokens: int, past: int
+) -> Trial | None:
+    wanted = _symbols(growths, roles, batch, tokens, past)
+    sizes = None if wanted is None else first.probe.sizes.resized(wanted)
+    if sizes is None:
+        return None
+    try:
+        probe = settle(view, SEED, _INTEGERS, _shapes_needed(view), sizes)
+    except (OutOfRange, Unsupported, Conflict):
+        return None
+    trial = Trial(probe, batch, tokens, past)
+    return trial if _as_wanted(growths, roles, trial) else None
 
 
 def _as_wanted(growths: Sequence[Growth], roles: Roles, trial: Trial) -> bool:
@@ -195,6 +206,18 @@ def role_feeds(roles: Roles, trial: Trial, rng: np.random.Generator) -> tuple[Ma
     if roles.padding is not None:
         feeds[id(roles.padding)] = real.astype(_np(roles.padding))
     return feeds, real
+
+
+def whole_feeds(roles: Roles, trial: Trial) -> Mapping[int, Array]:
+    """Data of the inputs with roles, nothing padded."""
+    form = (trial.batch, trial.tokens)
+    feeds: dict[int, Array] = {id(roles.ids): np.zeros(form, _np(roles.ids))}
+    if roles.positions is not None:
+        places = np.broadcast_to(trial.past + np.arange(trial.tokens), form)
+        feeds[id(roles.positions)] = places.astype(_np(roles.positions))
+    if roles.padding is not None:
+        feeds[id(roles.padding)] = np.ones((trial.batch, trial.total), _np(roles.padding))
+    return feeds
 
 
 def _np(value: ir.Value) -> DTypeLike:

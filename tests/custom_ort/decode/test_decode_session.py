@@ -134,9 +134,9 @@ def test_a_refused_call_changes_nothing(paged: bool) -> None:
         ("vector of integers", lambda: session.prefill([[]], [first])),
         ("no sequence is named", lambda: session.prefill([], [])),
         ("a mask has one number", lambda: session.prefill([[1]], [first], attention_mask=np.ones((1, 2)))),
-        ("at least one token", lambda: session.prefill([[1]], [first], chunk=0)),
+        ("a chunk is at least 1", lambda: session.prefill([[1]], [first], chunk=0)),
         ("not those of the model's caches", lambda: session.load({})),
-        ("nothing to generate", lambda: session.generate([[1]], max_new_tokens=0)),
+        ("max_new_tokens is at least 1", lambda: session.generate([[1]], max_new_tokens=0)),
     ]
     free = session.free_pages
     for text, call in refusals:

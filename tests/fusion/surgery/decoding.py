@@ -44,7 +44,7 @@ class Original:
         """``[V]``: logits of the last of these tokens; the state takes them in."""
         total = state.length + len(ids)
         feeds = {
-            "input_ids": np.array([ids], np.int64),
+            "input_ids": np.array([ids], by_name(dtype_of(self._inputs["input_ids"])).np),
             "attention_mask": np.ones((1, total), np.int64),
             "position_ids": np.arange(state.length, total)[None],
             **state.caches,
