@@ -11,7 +11,7 @@ CXX_STYLE   = $(filter %.cc %.h %.inc,$(CXX_SOURCES)) $(wildcard tests/custom_or
 # An editable install knows the packages that existed when it was made: a new one needs another.
 PACKAGES    = $(shell find ir_ops fusion custom_ort models benchmarks -name __init__.py)
 
-.PHONY: demo test lint format bench thorough sanitize fuzz soak compat docs install clean
+.PHONY: demo test lint format bench thorough metamorphic sanitize fuzz soak compat docs install clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed ## fuse, verify, run and export the shipped DeepSeek-V3 layer
@@ -37,6 +37,11 @@ bench: $(VENV)/.installed
 CASES ?= 5000
 thorough: $(VENV)/.installed ## kernel and reference compared on CASES random calls of every operator
 	KVFUSE_CASES=$(CASES) $(BIN)/python -m pytest -q -n $(JOBS) tests/custom_ort -k test_random_calls
+
+COUNT ?= 100000
+SEED  ?= 1
+metamorphic: $(VENV)/.installed ## COUNT random edits that keep the meaning of graphs, and COUNT that break it
+	$(BIN)/python -m tests.fusion.metamorphic --count $(COUNT) --seed $(SEED) --jobs $(JOBS)
 
 # test_abi is left out: it measures memory that the sanitiser holds back.
 sanitize: $(VENV)/.installed ## the kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer

@@ -274,11 +274,19 @@ def uses(value: ir.Value) -> list[tuple[ir.Node, int]]:
     return [(use.node, use.idx) for use in value.uses()]
 
 
+def idle(node: ir.Node) -> bool:
+    """Whether nobody reads what a node of the graph computes; nodes that are still to be put in are none of it."""
+    return node.graph is not None and not any(output.uses() or output.is_graph_output() for output in node.outputs)
+
+
 def content_readers(value: ir.Value, inside: Container[int] = ()) -> list[ir.Node]:
-    """Readers that are not in ``inside`` and look at more than the shape; Identity is looked through."""
+    """Readers that are not in ``inside`` and look at more than the shape; Identity is looked through.
+
+    A reader whose results nobody reads is none: it goes with the match.
+    """
     found: list[ir.Node] = []
     for node, _ in uses(value):
-        if id(node) in inside or node.op_type in ("Shape", "Size"):
+        if id(node) in inside or node.op_type in ("Shape", "Size") or idle(node):
             continue
         if node.op_type == "Identity" and not node.outputs[0].is_graph_output():
             found += content_readers(node.outputs[0], inside)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from fusion.facts.graph import uses
+from fusion.facts.graph import idle, uses
 
 Pairs = Sequence[tuple[ir.Value, ir.Value]]
 
@@ -66,6 +66,6 @@ class Standing:
         return [node for node, _ in uses(value) if self._reads(node, value)]
 
     def _reads(self, node: ir.Node, value: ir.Value) -> bool:
-        if id(node) in self._gone or (node.graph is None and id(node) not in self._new):
+        if id(node) in self._gone or idle(node) or (node.graph is None and id(node) not in self._new):
             return False
         return node.op_type not in ("Shape", "Size") or id(value) not in self._elsewhere

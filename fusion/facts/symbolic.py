@@ -118,7 +118,10 @@ class Symbolic:
 
     def _cast(self, node: ir.Node, budget: int) -> Sym | None:
         """A Cast between float types moves elements; one to or from integers is a source."""
-        source, target = dtype_name(node.inputs[0]), by_onnx(int(self.view.attrs(node)["to"]))
+        try:
+            source, target = dtype_name(node.inputs[0]), by_onnx(int(self.view.attrs(node)["to"]))
+        except KeyError:
+            raise Unreadable("a Cast to a type that does not exist") from None
         if not target.is_float or (source and not source.startswith(("float", "bfloat"))):
             return None
         if target.is_8bit_float or source.startswith("float8"):

@@ -34,9 +34,15 @@ class Sym:
         return tuple(self.coef.shape[1:])
 
     def take(self, index: Array) -> Sym:
-        """The elements at flat positions ``index``, in its shape."""
+        """The elements at flat positions ``index``, in its shape.
+
+        Raises:
+            Unreadable: there are fewer elements, as where axes of broken graphs do not go together.
+        """
         terms, factors = self.atom.shape[:2]
         count = math.prod(self.shape)
+        if index.max(initial=-1) >= count:
+            raise Unreadable
         coef = self.coef.reshape(terms, count)[:, index]
         return Sym(coef, self.atom.reshape(terms, factors, count)[:, :, index])
 

@@ -154,7 +154,7 @@ def standard_model(op_type: str, inputs: list[str], outputs: list[str], **attrs:
     infos = [helper.make_tensor_value_info(name, kinds.get(name, TensorProto.FLOAT), None) for name in inputs if name]
     results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
     graph = helper.make_graph([node], "attention", infos, results)
-    imports = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
+    imports = [helper.make_opsetid("", 20 if domain else 24), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=10)
     return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 

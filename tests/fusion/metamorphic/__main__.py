@@ -1,0 +1,148 @@
+"""``python -m tests.fusion.metamorphic --count N --seed S --jobs J``: N edits of each sort; failing cases are written.
+
+A file that is written is a regression test as it is: put it and the npz beside it into ``tests/data/metamorphic``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from tests.fusion.metamorphic.bases import Base, bases
+from tests.fusion.metamorphic.breaking import BREAKING
+from tests.fusion.metamorphic.cases import Outcome, Steps, check, draw, edited, fewest, judge
+from tests.fusion.metamorphic.shrink import Failing, shrink
+
+GOOD = 0.995
+BLOCKS = ("norm-", "rope-", "swiglu-", "dynamic-")
+
+
+@dataclass
+class Tally:
+    """What happened: edits by sort, cases by outcome, and the failures."""
+
+    edits: Counter[str] = field(default_factory=Counter)
+    names: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    lost_edits: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        self.edits += other.edits
+        self.names += other.names
+        self.outcomes += other.outcomes
+        self.lost_edits += other.lost_edits
+        self.failures += other.failures
+
+    @property
+    def kept(self) -> float:
+        """Share of the meaning-preserving edits after which every site was still there (one lost per failing case)."""
+        return 1 - self.lost_edits / max(1, self.edits["keeping"])
+
+
+def cases(seed: int, count: int) -> Iterator[tuple[Base, Steps, bool]]:
+    """Cases until ``count`` edits of each sort were drawn, on one base after the other, in a random order."""
+    rng = random.Random(seed)
+    graphs = bases()
+    graphs += 2 * [base for base in graphs if not base.name.startswith(BLOCKS)]
+    left = {False: count, True: count}
+    while any(number > 0 for number in left.values()):
+        rng.shuffle(graphs)
+        for base in graphs:
+            for breaking in (False, True, True, True):
+                if left[breaking] > 0:
+                    steps = draw(base, rng, breaking)
+                    left[breaking] -= 1 if breaking else len(steps)
+                    yield base, steps, breaking
+
+
+def explore(seed: int, count: int, out: Path | None, until: float) -> Tally:
+    """Runs the cases of a seed; stops at the time ``until``."""
+    tally = Tally()
+    for base, steps, breaking in cases(seed, count):
+        if time.time() > until:
+            break
+        model, applied = edited(base, steps)
+        outcome = judge(model, base.feeds, None if breaking else base.sites)
+        tally.edits["breaking" if breaking else "keeping"] += sum(
+            number for name, number in applied.items() if breaking == (name in BREAKING)
+        )
+        tally.names += applied
+        tally.outcomes[outcome.kind] += 1
+        if outcome.kind in ("lost", "wrong"):
+            tally.lost_edits += outcome.kind == "lost"
+            tally.failures.append(_failure(base, steps, breaking, outcome, out))
+    return tally
+
+
+def _failure(base: Base, steps: Steps, breaking: bool, outcome: Outcome, out: Path | None) -> str:
+    steps = fewest(steps, lambda fewer: check(base, fewer, breaking).kind == outcome.kind)
+    text = f"{outcome.kind}: {base.name} after {list(steps)}: {outcome.text}"
+    if out is not None:
+        model, _ = edited(base, steps)
+        name = f"{outcome.kind}_{base.name}_{'_'.join(name for name, _ in steps)}".replace(" ", "_")
+        small = _smallest(base, model, outcome)
+        out.mkdir(parents=True, exist_ok=True)
+        onnx.save_model(small.model, out / f"{name}.onnx")
+        np.savez_compressed(out / f"{name}.npz", **small.feeds)
+        text += f" -> {name}.onnx, {len(small.model.graph.node)} nodes"
+    return text
+
+
+def _smallest(base: Base, model: onnx.ModelProto, outcome: Outcome) -> Failing:
+    if outcome.kind == "lost":
+        first = Failing(model, base.feeds[0], base.model)
+        return shrink(first, _lost, seconds=20)
+    for given in base.feeds:
+        first = Failing(model, given)
+        if _wrong(first):
+            return shrink(first, _wrong, seconds=20)
+    return Failing(model, base.feeds[0])
+
+
+def _wrong(failing: Failing) -> bool:
+    return judge(failing.model, [failing.feeds], None).kind == "wrong"
+
+
+def _lost(failing: Failing) -> bool:
+    assert failing.before is not None
+    unedited = Base("shrunk", lambda: failing.before, lambda: [failing.feeds])  # type: ignore[arg-type, return-value]
+    return bool(unedited.sites) and judge(failing.model, [], unedited.sites).kind == "lost"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=100_000, help="edits of each sort")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--minutes", type=float, default=1e6, help="stop after so many")
+    parser.add_argument("--out", type=Path, default=Path("out/metamorphic"))
+    given = parser.parse_args()
+    started, total = time.time(), Tally()
+    until, share = started + 60 * given.minutes, -(-given.count // given.jobs)
+    if given.jobs == 1:
+        total = explore(given.seed, share, given.out, until)
+    else:
+        with ProcessPoolExecutor(given.jobs) as pool:
+            runs = [pool.submit(explore, given.seed + 1000 * job, share, given.out, until) for job in range(given.jobs)]
+            for finished in runs:
+                total.add(finished.result())
+    print("\n".join(total.failures))
+    print(f"{time.time() - started:.0f} s; edits {dict(total.edits)}; cases {dict(total.outcomes)}")
+    print(f"by name: {dict(sorted(total.names.items()))}")
+    print(f"meaning kept, sites kept: {100 * total.kept:.2f} %; wrong fusions: {total.outcomes['wrong']}")
+    return int(total.kept < GOOD or total.outcomes["wrong"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""One case: a base, some edits, and what must hold for the result."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import onnx
+
+import fusion
+from fusion import FusionResult
+from ir_ops.errors import KvfuseError
+from tests.fusion.metamorphic.bases import Base, Feeds
+from tests.fusion.metamorphic.breaking import BREAKING, feed_of_others
+from tests.fusion.metamorphic.draft import Draft
+from tests.fusion.metamorphic.keeping import KEEPING
+from tests.fusion.zoo.graph import Array
+from tests.fusion.zoo.run import run
+
+Steps = tuple[tuple[str, int], ...]
+"""Edits by name, each with the seed of its choices."""
+LARGE = ("KvRmsNormRopeCache", "QkvRmsNormRopeCache", "DequantRopeQuantKvcache", "MlaPrologV3")
+TOLERANCE, STEPS_OF_INT8 = 1e-4, 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``kind``: kept, lost (a site is gone), refused, followed (fused and equal), wrong, broken (it runs no more).
+
+    ``text``: what differs, or which refusals there are.
+    """
+
+    kind: Literal["kept", "lost", "refused", "followed", "wrong", "broken"]
+    text: str = ""
+
+
+def draw(base: Base, rng: random.Random, breaking: bool) -> Steps:
+    """One to six edits that keep the meaning; for breaking, few of them, and one or two that break it."""
+    names = rng.choices(sorted(KEEPING), k=rng.choice((0, 0, 1, 2)) if breaking else rng.randint(4, 10))
+    if breaking:
+        names += rng.choices(sorted(BREAKING), k=rng.choice((1, 1, 1, 2)))
+        rng.shuffle(names)
+    return tuple((name, rng.randrange(2**32)) for name in names)
+
+
+def edited(base: Base, steps: Steps) -> tuple[onnx.ModelProto, Counter[str]]:
+    """The edited graph, and which edits found a place."""
+    model = onnx.ModelProto()
+    model.CopyFrom(base.model)
+    kinds, applied = dict(base.kinds), Counter[str]()
+    for number, (name, seed) in enumerate(steps):
+        change = KEEPING.get(name) or BREAKING[name]
+        if change(Draft(model, kinds, random.Random(seed), number)):
+            applied[name] += 1
+    return model, applied
+
+
+def judge(model: onnx.ModelProto, feeds: Sequence[Feeds], wanted: Counter[str] | None) -> Outcome:
+    """Fuses; ``wanted``: sites that must be there (the meaning was kept); None: refusing is fine."""
+    try:
+        result = fusion.fuse(model)
+    except KvfuseError as error:
+        return Outcome("refused" if wanted is None else "lost", str(error))
+    except Exception as error:
+        return Outcome("wrong", f"{type(error).__name__}: {error}")
+    lost = wanted is not None and bool(missing(wanted, result))
+    if not result.sites:
+        return Outcome("lost" if lost else "refused", refusals(result) if lost else "")
+    ran = False
+    for given in feeds if wanted is None else feeds[:1]:
+        before = outputs(model, given)
+        if before is None:
+            continue
+        ran = True
+        after = outputs(result.model, given)
+        text = "the fused model does not run" if after is None else difference(after, before)
+        if text:
+            assumed = "; ".join(text for site in result.sites for text in site.assumptions)
+            return Outcome("wrong", f"{sorted(site.op for site in result.sites)}: {text} [{assumed}]")
+    if lost:
+        return Outcome("lost", refusals(result))
+    return Outcome("kept" if wanted is not None else "followed" if ran else "broken")
+
+
+def missing(wanted: Counter[str], result: FusionResult) -> Counter[str]:
+    """Sites that are gone: of the large operators; of the building blocks where there is no large one."""
+    got = Counter(site.op for site in result.sites)
+    large = Counter({op: count for op, count in wanted.items() if op in LARGE})
+    return (large or wanted) - got
+
+
+def refusals(result: FusionResult) -> str:
+    return "; ".join(f"{item.rule} {item.code}: {item.fact}, found {item.found}" for item in result.refusals)
+
+
+def outputs(model: onnx.ModelProto, given: Feeds) -> Feeds | None:
+    """What the model computes, None where it does not run."""
+    try:
+        with np.errstate(all="ignore"):
+            return run(model, feed_of_others(given, model))
+    except Exception:  # whatever the runtime says of a broken graph
+        return None
+
+
+def difference(got: Feeds, wanted: Feeds) -> str:
+    """Empty when both agree: within a small share of an output's largest value, or one step of an integer."""
+    for name, value in wanted.items():
+        if got[name].shape != value.shape:
+            return f"{name}: shape {got[name].shape}, wanted {value.shape}"
+        gap, bound = _gap(got[name], value)
+        if gap > bound:
+            return f"{name}: differs by {gap:.3g}, bound {bound:.3g}"
+    return ""
+
+
+def _gap(got: Array, wanted: Array) -> tuple[float, float]:
+    if wanted.dtype == np.bool_ or not wanted.size:
+        return float(np.sum(got != wanted)), 0.0
+    a, b = got.astype(np.float64), wanted.astype(np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    gap = np.where(same, 0.0, np.abs(np.where(same, 0.0, a) - np.where(same, 0.0, b)))
+    largest = float(np.max(np.where(np.isnan(gap), np.inf, gap)))
+    if np.issubdtype(wanted.dtype, np.integer):
+        return largest, STEPS_OF_INT8
+    finite = np.abs(b[np.isfinite(b)])
+    return largest, TOLERANCE * max(1.0, float(finite.max(initial=0)))
+
+
+def check(base: Base, steps: Steps, breaking: bool) -> Outcome:
+    model, _ = edited(base, steps)
+    return judge(model, base.feeds, None if breaking else base.sites)
+
+
+def fewest(steps: Steps, fails: Callable[[Steps], bool]) -> Steps:
+    """Steps that still fail without which none does; later steps keep their seeds."""
+    for number in range(len(steps) - 1, -1, -1):
+        fewer = steps[:number] + steps[number + 1 :]
+        if fewer and fails(fewer):
+            return fewest(fewer, fails)
+    return steps
