@@ -43,10 +43,11 @@ SEED  ?= 1
 metamorphic: $(VENV)/.installed ## COUNT random edits that keep the meaning of graphs, and COUNT that break it
 	$(BIN)/python -m tests.fusion.metamorphic --count $(COUNT) --seed $(SEED) --jobs $(JOBS)
 
-# test_abi is left out: it measures memory that the sanitiser holds back.
+# test_abi and the soak are left out: they measure memory that the sanitiser holds back.
 sanitize: $(VENV)/.installed ## the kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	KVFUSE_CASES=100 PYTHON=$(BIN)/python custom_ort/sanitize.sh -m pytest -q -p no:cacheprovider -n $(JOBS) \
-	  tests/custom_ort --deselect tests/custom_ort/test_abi.py
+	  tests/custom_ort --deselect tests/custom_ort/test_abi.py \
+	  --deselect tests/custom_ort/decode/test_hostile_calls.py::test_a_short_soak
 
 MINUTES ?= 10
 fuzz: $(VENV)/.installed ## hostile calls at the entry of every kernel, under the same sanitisers

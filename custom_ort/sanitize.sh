@@ -5,7 +5,7 @@
 #   custom_ort/sanitize.sh PYTHON-ARGUMENTS      PYTHON=.venv/bin/python  CXX=g++  BUILD=build/sanitize
 #
 # Python itself is not instrumented: the sanitiser's runtime is preloaded, and leaks are not looked for (interpreters
-# keep memory).
+# keep memory). What is too large to allocate is a MemoryError, as without the sanitiser.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,7 +19,7 @@ compiler=${CXX:-c++}
 "${cmake[@]}" --build "$build" --parallel 2
 
 export KVFUSE_LIBRARY="$PWD/$build/libkvfuse_ort.so"
-export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:detect_stack_use_after_return=1
+export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:detect_stack_use_after_return=1:allocator_may_return_null=1
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 # libstdc++ comes too: the runtime must find the real __cxa_throw before anything throws.
 preload="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libstdc++.so.6)"

@@ -55,8 +55,9 @@ FusedInferAttentionScore::FusedInferAttentionScore(const KernelInfo& info)
   }
   const int64_t mode = node_.sparse_mode, before = node_.pre_tokens, after = node_.next_tokens;
   if (mode < 0 || mode > 4) Refuse(kFa13, "sparse_mode " + Text(mode), "0 | 1 | 2 | 3 | 4");
-  // neither overflows: halves are compared where the sum could
-  if (mode == 4 && (before < 0 || after < 0) && before / 2 + after / 2 <= 0 && before + after < 0) {
+  // The sum could overflow; the negative of what is not below zero cannot.
+  const bool no_band = before < 0 ? after < 0 || before < -after : after < -before;
+  if (mode == 4 && no_band) {
     Refuse(kFa15, "pre_tokens " + Text(before) + ", next_tokens " + Text(after), "a sum of 0 or more");
   }
   if (!std::isfinite(node_.scale)) Refuse(kFa25, "scale " + std::to_string(node_.scale), "a finite number");

@@ -87,6 +87,8 @@ const char* ElementTypeName(int type) {
       return "int32";
     case kInt64:
       return "int64";
+    case kBool:
+      return "bool";
     case kFloat16:
       return "float16";
     case kFloat64:

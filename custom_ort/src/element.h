@@ -16,6 +16,7 @@ enum ElementType : int {
   kInt8 = 3,
   kInt32 = 6,
   kInt64 = 7,
+  kBool = 9,
   kFloat16 = 10,
   kFloat64 = 11,
   kBfloat16 = 16,
@@ -29,6 +30,7 @@ const char* ElementTypeName(int type);
 
 constexpr size_t ElementSize(int type) {
   switch (type) {
+    case kBool:
     case kUint8:
     case kInt8:
     case kFloat8E4m3fn:

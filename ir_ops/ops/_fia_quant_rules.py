@@ -30,11 +30,11 @@ def offset_pairs(case: Case) -> Iterator[Finding]:
     for scale, offset, _ in SCALES:
         if case.has(offset) and not case.has(scale):
             yield f"{offset} without {scale}", "the scale"
-        elif case.has(offset):
-            if case.dtype(offset) != case.dtype(scale):
-                yield f"{offset} {case.dtype(offset)}", f"{case.dtype(scale)} as {scale}"
-            elif shape_differs(case.shape(offset), case.shape(scale)):
-                yield f"{offset} {shape_text(case.shape(offset))}", f"the shape of {scale}"
+        elif case.has(offset) and case.dtype(offset) != case.dtype(scale):
+            yield f"{offset} {case.dtype(offset)}", f"{case.dtype(scale)} as {scale}"
+    for scale, offset, _ in SCALES:  # after both types: these are known even where a shape is not
+        if case.has(offset) and case.has(scale) and shape_differs(case.shape(offset), case.shape(scale)):
+            yield f"{offset} {shape_text(case.shape(offset))}", f"the shape of {scale}"
 
 
 def scale_types(case: Case) -> Iterator[Finding]:

@@ -11,7 +11,11 @@ from tests.custom_ort.calls import Call
 from tests.custom_ort.mla_calls import unpacked
 
 _STEP = {"float32": 2.0**-17, "float16": 2.0**-8, "bfloat16": 2.0**-5}
-"""Of element plus root mean square (or the size of the terms): three products in a row, each rounded."""
+"""Of element plus root mean square (or the size of the terms): three products in a row, each rounded to the
+operand type."""
+_SCALE_STEP = {"float32": 2.0**-17, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""The same of float32 scales, by operand type: the largest value that makes one was rounded to that type before, and
+may be its neighbour."""
 _SHARE = 0.05
 """Elements of 8 bits that may be a step apart: a value near a tie, or a scale that differs in its last bit."""
 
@@ -24,8 +28,9 @@ def assert_close(found: Mapping[str, Array], expected: Mapping[str, Array], call
         packed = name == "kv_cache" and call.attrs.get("kv_cache_quant_mode") == 3
         pairs = zip(unpacked(result, call), unpacked(wanted, call), strict=True) if packed else [(result, wanted)]
         terms = query_terms(call) if name == "query" else 0.0
+        plain = by_numpy(call.inputs["weight_uk"].dtype).name
         for pair in pairs:
-            _assert_near(*pair, place, terms)
+            _assert_near(*pair, place, plain, terms)
 
 
 def query_terms(call: Call) -> Array:
@@ -51,7 +56,7 @@ def query_terms(call: Call) -> Array:
     return terms
 
 
-def _assert_near(result: Array, wanted: Array, place: str, terms: Array | float = 0.0) -> None:
+def _assert_near(result: Array, wanted: Array, place: str, plain: str, terms: Array | float) -> None:
     same = np.ascontiguousarray(result).view(np.uint8) == np.ascontiguousarray(wanted).view(np.uint8)
     if same.all():
         return
@@ -67,5 +72,5 @@ def _assert_near(result: Array, wanted: Array, place: str, terms: Array | float 
         assert np.count_nonzero(difference) <= max(3, _SHARE * difference.size), place
         return
     size = np.maximum(np.sqrt(np.mean(np.square(b), axis=-1, keepdims=True)), terms)
-    bound = _STEP[kind.name] * (np.abs(b) + size) + 1e-7
+    bound = (_STEP if kind.name == plain else _SCALE_STEP)[plain] * (np.abs(b) + size) + 1e-7
     assert (difference <= bound).all(), f"{place}: {(difference / bound).max():.2f} of the bound"

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
 import custom_ort
-from ir_ops.dtypes import Array
+from ir_ops.declaration import TensorSpec
+from ir_ops.dtypes import Array, by_numpy
 from ir_ops.errors import KvfuseError
 from ir_ops.ops import OPS
 from tests.custom_ort import one_node
@@ -93,6 +95,16 @@ def test_same_bits_with_any_number_of_threads(pages: int) -> None:
             assert all(np.array_equal(one_node.bits(several[key]), one_node.bits(single[key])) for key in single)
 
 
+def test_constant_inputs_give_the_same_bits() -> None:
+    """Masks of every type among them: constants are copied when the session is made."""
+    rng = np.random.default_rng(111)
+    for _ in range(20):
+        call = random_call(rng, masked=True)
+        fixed = one_node.run(NAME, call.inputs, call.attrs, constants=[name for name in call.inputs if name != "query"])
+        wanted = one_node.run(NAME, call.inputs, call.attrs)
+        assert all(np.array_equal(one_node.bits(fixed[name]), one_node.bits(wanted[name])) for name in wanted)
+
+
 def test_inputs_are_not_written() -> None:
     call = big(np.random.default_rng(109), [3, 1], [40, 90], pages=4)
     before = {name: array.copy() for name, array in call.inputs.items()}
@@ -136,6 +148,17 @@ def test_refused(breach: Breach) -> None:
     message = one_node.refusal(NAME, call.inputs, call.attrs)
     assert f"{expected.id}: {expected.text}; found " in message
     assert NAME in message and "\n" not in message
+
+
+def test_types_that_differ_are_named_without_shapes() -> None:
+    """The second offset has another type than its scale, and no shape is known: check() says which rule it is."""
+    call = random_call(np.random.default_rng(0), layout="BSH", query="bfloat16", key="int8", pages=0, antiquant=0)
+    for name in ("key", "value"):
+        call.inputs[f"{name}_antiquant_offset"] = call.inputs[f"{name}_antiquant_scale"].astype(np.float32)
+        call.inputs[f"{name}_antiquant_scale"] = call.inputs[f"{name}_antiquant_offset"].copy()
+    call.inputs["value_antiquant_offset"] = call.inputs["value_antiquant_offset"].astype(ml_dtypes.bfloat16)
+    specs = {name: TensorSpec(by_numpy(array.dtype).name, None) for name, array in call.inputs.items()}
+    assert "FA-17" in [found.id for found in OP.check(specs, call.attrs)]
 
 
 def test_missing_number_of_heads_is_refused() -> None:
