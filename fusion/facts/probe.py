@@ -18,6 +18,8 @@ from fusion.facts.semantics.table import broadcast_shape, stand_in
 from fusion.facts.sizes import Sizes
 from ir_ops.dtypes import Array, by_name
 
+MOST = 1 << 26
+"""Numbers of the largest integer input that is given data."""
 CONCRETE = 1 << 16
 """Float results of more elements are kept as shapes."""
 
@@ -170,7 +172,7 @@ class Probe:
 
     def _input_data(self, value: ir.Value, shape: tuple[int, ...]) -> Array | None:
         name = dtype_name(value)
-        if name not in ("int64", "int32"):
+        if name not in ("int64", "int32") or math.prod(shape) > MOST:
             return None
         rng = np.random.default_rng([self.seed, len(value.name or ""), *map(ord, (value.name or "")[-8:])])
         return self.numbers.draw(rng, shape).astype(by_name(name).np)

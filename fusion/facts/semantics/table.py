@@ -76,7 +76,10 @@ _STAND_IN = np.zeros((), np.dtype(np.int8, metadata={"stand_in": True}))
 @functools.lru_cache(maxsize=4096)
 def stand_in(shape: tuple[int, ...]) -> Array:
     """An array that has a shape and no storage, for operands whose content is not known."""
-    return np.broadcast_to(_STAND_IN, shape)
+    try:
+        return np.broadcast_to(_STAND_IN, shape)
+    except ValueError:  # more elements than numpy can count
+        raise Unsupported(f"a shape of {list(shape)}") from None
 
 
 def is_stand_in(x: Array) -> bool:
