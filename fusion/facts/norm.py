@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, dims_of, dtype_name, uses
@@ -18,6 +19,8 @@ from ir_ops.dtypes import by_onnx
 _FUSED = ("RMSNormalization", "SimplifiedLayerNormalization")
 _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2")
 _STEP = ("Mul", "Div", "Pow", "Sqrt", "Reciprocal", "Neg", "Cast", "Identity")
+_PARTS = 3
+"""Factors in which a sum of squares may be divided by its number."""
 _VIEWS = ("Identity", "Cast", "Unsqueeze", "Reshape", "Squeeze", "Expand")
 """What may stand between the steps of the mean; that a view is no other axis is for the proof to say."""
 
@@ -33,6 +36,7 @@ class NormFact:
         epsilon: what is added to the mean square.
         count: the number of elements the mean divides by, or the value that holds it; None for a mean over the axis.
         nodes: the nodes between x and y.
+        factor: a number that every element is multiplied by as well: the weight is gamma times it.
     """
 
     y: ir.Value
@@ -41,6 +45,7 @@ class NormFact:
     epsilon: float
     count: float | ir.Value | None
     nodes: tuple[ir.Node, ...]
+    factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -216,14 +221,16 @@ def _means(view: GraphView, reduction: ir.Node) -> list[_Mean]:
     if reduction.op_type == "ReduceL2":
         totals = [(node.outputs[0], (node,)) for item, _ in totals for node in _squares_of(view, item)]
     found = [_Mean(total, None, nodes, raw=True) for total, nodes in totals]
-    for total, nodes in totals:
-        for use, position in uses(total):
-            factor = _other_scalar(view, use, total)
-            if factor and use.op_type == "Mul":
-                found.append(_Mean(use.outputs[0], 1.0 / factor, (*nodes, use)))
-            elif factor and use.op_type == "Div" and position == 0:
-                found.append(_Mean(use.outputs[0], factor, (*nodes, use)))
-            elif use.op_type == "Div" and position == 0 and use.inputs[1] is not None:
+    divided = [(total, 1.0, nodes) for total, nodes in totals]
+    for value, count, nodes in divided:  # grows while it is walked: the number may come in parts
+        for use, position in uses(value):
+            factor = _other_scalar(view, use, value)
+            if factor and (use.op_type == "Mul" or (use.op_type == "Div" and position == 0)):
+                now = count / factor if use.op_type == "Mul" else count * factor
+                found.append(_Mean(use.outputs[0], now, (*nodes, use)))
+                if len(nodes) < _PARTS:
+                    divided.append((use.outputs[0], now, (*nodes, use)))
+            elif use.op_type == "Div" and position == 0 and use.inputs[1] is not None and count == 1:
                 # a width taken from a shape; the trial sizes tell whether it is one
                 found.append(_Mean(use.outputs[0], use.inputs[1], (*nodes, use)))
     return found
@@ -272,8 +279,9 @@ def _products(
             path = tuple(node for item in use.inputs if item is not None for node in inner.get(id(item), ()))
             inner[id(use.outputs[0])] = (*path, use)
             queue.append(use.outputs[0])
-            scaled = form.coef > 0 if mean.raw else abs(form.coef - 1.0) < 1e-12
-            if form.powers.get(base) == -0.5 and form.powers.get(target) == 1.0 and scaled:
+            # of a sum of squares the factor tells the count, which has no sign
+            is_number = form.coef > 0 if mean.raw else np.isfinite(form.coef) and form.coef != 0
+            if form.powers.get(base) == -0.5 and form.powers.get(target) == 1.0 and is_number:
                 complete.append((use.outputs[0], form))
     return _chosen(view, x, complete, base, target, epsilon, mean, inner)
 
@@ -327,7 +335,7 @@ def _chosen(
     mean: _Mean,
     inner: dict[int, tuple[ir.Node, ...]],
 ) -> list[NormFact]:
-    """One fact per gamma, at its earliest value; the bare norm only when no gamma follows it."""
+    """One fact per gamma, at its earliest value without a factor; the bare norm only when no gamma follows it."""
     chosen: dict[int | None, NormFact] = {}
     for value, form in complete:
         extra = {number: power for number, power in form.powers.items() if number not in (base, target)}
@@ -341,22 +349,23 @@ def _chosen(
         else:
             continue
         nodes = tuple(dict.fromkeys(inner[id(value)]))
-        node = value.producer()
         # x * sqrt(n) / sqrt(sum + n * epsilon): n is the square of the factor
         count = form.coef**2 if mean.raw else mean.count
-        fact = NormFact(value, x, gamma, epsilon / form.coef**2 if mean.raw else epsilon, count, nodes)
+        epsilon_now, factor = (epsilon / form.coef**2, 1.0) if mean.raw else (epsilon, form.coef)
+        fact = NormFact(value, x, gamma, epsilon_now, count, nodes, factor)
         before = chosen.get(key)
-        if before is None or (node is not None and view.order(node) < view.order(_producer(before.y))):
+        if before is None or _rank(view, fact) < _rank(view, before):
             chosen[key] = fact
     if len(chosen) > 1:
         chosen.pop(None, None)
     return list(chosen.values())
 
 
-def _producer(value: ir.Value) -> ir.Node:
-    node = value.producer()
+def _rank(view: GraphView, norm: NormFact) -> tuple[bool, int]:
+    """Norms without a factor first, then the earliest."""
+    node = norm.y.producer()
     assert node is not None
-    return node
+    return norm.factor != 1, view.order(node)
 
 
 def _may_be_gamma(view: GraphView, value: ir.Value) -> bool:

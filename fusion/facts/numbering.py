@@ -15,6 +15,9 @@ import numpy as np
 import onnx_ir as ir
 
 _COMMUTATIVE = frozenset(("Add", "Mul", "Max", "Min", "Equal", "And", "Or"))
+_RANDOM = frozenset(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
+                     "Bernoulli", "Dropout"))  # fmt: skip
+"""Operators that may give something else each time."""
 _NOTHING: tuple[Hashable, ...] = ()
 SMALL = 64
 """Float constants up to this many elements may be read, and only then when they are masks or scalars."""
@@ -114,6 +117,8 @@ class Numbering:
 
     def _node_key(self, node: ir.Node, operands: list[int]) -> Hashable:
         op_type, attributes = node.op_type, node.attributes
+        if op_type in _RANDOM:
+            return ("node", id(node))
         if op_type == "Constant" and node.domain in ("", "ai.onnx"):
             return self._leaf(node.outputs[0])
         if self._root is not None and op_type in _COMMUTATIVE:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from fusion.candidate import Candidate, EmitterFactory, Refused
+from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import dims_of, dtype_name
 from fusion.facts.norm import NormFact
@@ -72,6 +72,7 @@ def _same_shape(facts: Facts, left: ir.Value, right: ir.Value) -> bool:
     return bool(shapes) and shapes == facts.trials.shapes(right)
 
 
+@evaluated
 def _build(
     facts: Facts, new_emitter: EmitterFactory, norm: NormFact, addition: ir.Node, layer: int | None
 ) -> Candidate:
@@ -97,6 +98,7 @@ def _build(
     return block.candidate(facts, made, replaced, feeds, region, probes, RULE.size, asked)
 
 
+@evaluated
 def _build_skip(facts: Facts, new_emitter: EmitterFactory, skip: ir.Node, layer: int | None) -> Candidate:
     """Of ONNX Runtime's operator, which may have a bias and may broadcast: these are refused."""
     y, (left, right, gamma) = skip.outputs[0], skip.inputs[:3]

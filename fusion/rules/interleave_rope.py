@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusion.candidate import Candidate, EmitterFactory, Refused
+from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
 from fusion.facts.rotations import Rotated
 from fusion.result import Refusal
@@ -36,6 +36,7 @@ class InterleaveRopeRule:
 RULE = InterleaveRopeRule()
 
 
+@evaluated
 def _build(facts: Facts, new_emitter: EmitterFactory, rotated: Rotated, layer: int | None) -> Candidate | None:
     site = turns.read_site(facts, rotated, rotated.turned)
     shapes, tables = site.shapes, site.table_shapes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusion.candidate import Candidate, EmitterFactory, Refused
+from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import dtype_name
 from fusion.facts.near_norm import is_centred, near_norms
@@ -39,6 +39,7 @@ class RmsNormRule:
 RULE = RmsNormRule()
 
 
+@evaluated
 def _build(facts: Facts, new_emitter: EmitterFactory, norm: NormFact, layer: int | None) -> Candidate:
     if is_centred(facts.view, norm.x):
         raise Refused(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusion.candidate import Candidate, EmitterFactory, Refused
+from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import dtype_name
 from fusion.facts.rotations import Rotated
@@ -47,6 +47,7 @@ class RotaryPositionEmbeddingRule:
 RULE = RotaryPositionEmbeddingRule()
 
 
+@evaluated
 def _build(facts: Facts, new_emitter: EmitterFactory, rotated: Rotated, turned: Turned, layer: int | None) -> Candidate:
     site = turns.read_site(facts, rotated, turned)
     asked = turns.same_shaped(site)

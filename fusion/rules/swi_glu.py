@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import onnx_ir as ir
 
-from fusion.candidate import Candidate, EmitterFactory, Refused
+from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import dims_of, dtype_name
 from fusion.facts.parameters import Reason
@@ -76,6 +76,7 @@ def _source(gate: ir.Value) -> ir.Value | None:
     return value
 
 
+@evaluated
 def _build(facts: Facts, new_emitter: EmitterFactory, fact: GatedFact, layer: int | None) -> Candidate:
     gate, up = block.narrow(fact.gate), block.narrow(fact.up)
     kind = dtype_name(gate)

@@ -1,0 +1,110 @@
+"""The graph as recognition sees it: readers of a node that changes nothing read what is in front of it.
+
+The values are equal bit by bit, so whatever is found holds for the graph as it is written, and the graph is put back
+afterwards. Only readers of what a fusion replaces stay in front: behind the idle node nothing would be computed less.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from fusion.facts.graph import GraphView, dims_of
+from fusion.facts.idle import idle_source
+from fusion.facts.settle import Survey
+
+_ASKING = ("Shape", "Size")
+
+Shortcut = tuple[ir.Node, int, ir.Value]
+"""A node, which of its operands, and the value of equal content that recognition read there."""
+
+
+class Detours:
+    """Leads readers past idle nodes, takes these out of the graph, and puts everything back.
+
+    Args:
+        view: of the graph; it has not been looked at yet.
+    """
+
+    def __init__(self, view: GraphView) -> None:
+        self._view = view
+        self._survey: Survey | None = None
+        self._before = list(view.graph)
+        self._read: dict[tuple[int, int], tuple[ir.Node, int, ir.Value]] = {}
+        """What an operand of a node is in the graph as it is written."""
+        self._out: dict[int, tuple[ir.Value | None, ...]] = {}
+        """Id of a node that was taken out -> its operands."""
+        self._past_idle_nodes()
+        self._past_shapes_of_copies()
+        view.kept.clear()  # trial sizes that were chosen before caches were known
+
+    def _past_idle_nodes(self) -> None:
+        left = []
+        for node in self._before:
+            source = idle_source(self._view, node, self._shape)
+            if source is not None:
+                self._lead(node.outputs[0], source)
+                left.append(node)
+        self._take_out(left)
+
+    def _past_shapes_of_copies(self) -> None:
+        """Of values that are computed twice, one for its shape alone, the shape is asked of the other.
+
+        Copies whose content is read stay apart: each belongs to the place that reads it.
+        """
+        used: dict[int, ir.Node] = {}
+        asked: list[ir.Node] = []
+        for node in self._view.graph:
+            if len(node.outputs) == 1 and node.op_type != "Constant":
+                if all(use.node.op_type in _ASKING for use in node.outputs[0].uses()):
+                    asked.append(node)
+                else:
+                    used.setdefault(self._view.number(node.outputs[0]), node)
+        for node in asked:
+            like = used.get(self._view.number(node.outputs[0])) if node.outputs[0].uses() else None
+            if like is not None and all(self._is_before(like, use.node) for use in node.outputs[0].uses()):
+                self._lead(node.outputs[0], like.outputs[0])
+        self._take_out(asked)
+
+    def _is_before(self, node: ir.Node, reader: ir.Node) -> bool:
+        return reader.graph is self._view.graph and self._view.order(node) < self._view.order(reader)
+
+    def _shape(self, value: ir.Value) -> tuple[object, ...] | None:
+        dims = dims_of(value)
+        if dims is None:
+            self._survey = self._survey or Survey(self._view)
+            shape = self._survey.shape(value)
+            dims = None if shape is None else (None,) * len(shape)
+        return dims
+
+    def _lead(self, old: ir.Value, new: ir.Value) -> None:
+        """Readers of ``old`` read ``new``."""
+        for use in tuple(old.uses()):
+            self._read.setdefault((id(use.node), use.idx), (use.node, use.idx, old))
+            use.node.replace_input_with(use.idx, new)
+
+    def _take_out(self, nodes: list[ir.Node]) -> None:
+        """Takes out what nobody reads any more, and then perhaps what is in front of it."""
+        while nodes:
+            node = nodes.pop()
+            if node.graph is None or any(item.uses() or item.is_graph_output() for item in node.outputs):
+                continue
+            self._out[id(node)] = tuple(node.inputs)
+            nodes += [maker for item in node.inputs if item is not None and (maker := item.producer()) is not None]
+            self._view.graph.remove(node, safe=True)
+
+    def end(self) -> list[Shortcut]:
+        """Puts nodes and readers back; gives the shortcuts that were taken."""
+        graph, before = self._view.graph, None
+        for node in self._before:
+            if id(node) in self._out:
+                for place, item in enumerate(self._out[id(node)]):
+                    node.replace_input_with(place, item)
+                if before is None:
+                    graph.insert_before(graph[0], node)
+                else:
+                    graph.insert_after(before, node)
+            before = node
+        taken = [(node, place, node.inputs[place]) for node, place, _ in self._read.values()]
+        for node, place, value in self._read.values():
+            node.replace_input_with(place, value)
+        return [(node, place, source) for node, place, source in taken if source is not None]
