@@ -7,8 +7,9 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, uses
-from fusion.facts.norm import NormFact, squared_value, stripped
+from fusion.facts.norm import NormFact, squared_value
 from fusion.facts.parameters import Reason
+from fusion.facts.strip import stripped
 
 _FORWARD = ("Mul", "Div", "Pow", "Sqrt", "Reciprocal", "Cast", "Identity", "Add", "Unsqueeze", "Reshape", "Expand")
 _REACH = 8

@@ -115,12 +115,18 @@ class Numbering:
             own = (key, place, dims) if dims is not None or place else key
             numbers[id(output)] = self._of_key.setdefault(own, len(self._of_key))
 
+    def _is_square(self, node: ir.Node) -> bool:
+        power = None if node.inputs[1] is None else self._view.structural(node.inputs[1])
+        return power is not None and power.size == 1 and float(power.reshape(-1)[0]) == 2
+
     def _node_key(self, node: ir.Node, operands: list[int]) -> Hashable:
         op_type, attributes = node.op_type, node.attributes
         if op_type in _RANDOM:
             return ("node", id(node))
         if op_type == "Constant" and node.domain in ("", "ai.onnx"):
             return self._leaf(node.outputs[0])
+        if self._root is not None and op_type == "Pow" and self._is_square(node):
+            return (node.domain, "Mul", _NOTHING, (operands[0], operands[0]), 1)
         if self._root is not None and op_type in _COMMUTATIVE:
             operands.sort()
         attrs: tuple[Hashable, ...] = _NOTHING
