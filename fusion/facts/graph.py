@@ -156,7 +156,7 @@ class GraphView:
         return self.tensor(value) is not None
 
     def structural(self, value: ir.Value) -> Array | None:
-        """A constant that is structure, not a parameter: integers, float scalars, masks of one number, its minus and 0."""
+        """A constant that is structure, not a parameter: integers, float scalars, masks of one number and 0."""
         known = self._structural.get(id(value))
         if known is None:
             known = self._structural[id(value)] = (value, self._read_structural(value))
