@@ -18,6 +18,21 @@ Shortcut = tuple[ir.Node, int, ir.Value]
 """A node, which of its operands, and the value of equal content that recognition read there."""
 
 
+def _is_asked_between(node: ir.Node, source: ir.Value) -> bool:
+    """Whether a value between ``source`` and the node has another reader, and all that these ask is its shape.
+
+    It would stay, and read the source, for a shape that is told without it as long as it is part of a match.
+    """
+    value = node.inputs[0]
+    while value is not None and value is not source:
+        others = [use.node for use in value.uses() if use.node is not node]
+        if others and all(other.op_type in _ASKING for other in others):
+            return True
+        maker = value.producer()
+        node, value = (node, None) if maker is None else (maker, maker.inputs[0])
+    return False
+
+
 class Detours:
     """Leads readers past idle nodes, takes these out of the graph, and puts everything back.
 
@@ -34,22 +49,27 @@ class Detours:
         self._out: dict[int, tuple[ir.Value | None, ...]] = {}
         """Id of a node that was taken out -> its operands."""
         self._past_idle_nodes()
-        self._past_shapes_of_copies()
         view.kept.clear()  # trial sizes that were chosen before caches were known
+        if self._past_shapes_of_copies():
+            self._past_idle_nodes()
+            view.forget()
 
     def _past_idle_nodes(self) -> None:
         left = []
-        for node in self._before:
+        for node in list(self._view.graph):
             source = idle_source(self._view, node, self._shape)
-            if source is not None:
+            if source is not None and not _is_asked_between(node, source):
                 self._lead(node.outputs[0], source)
                 left.append(node)
         self._take_out(left)
 
-    def _past_shapes_of_copies(self) -> None:
+    def _past_shapes_of_copies(self) -> bool:
         """Of values that are computed twice, one for its shape alone, the shape is asked of the other.
 
         Copies whose content is read stay apart: each belongs to the place that reads it.
+
+        Returns:
+            Whether there are such values.
         """
         used: dict[int, ir.Node] = {}
         asked: list[ir.Node] = []
@@ -59,11 +79,14 @@ class Detours:
                     asked.append(node)
                 else:
                     used.setdefault(self._view.number(node.outputs[0]), node)
+        found: list[ir.Node] = []
         for node in asked:
             like = used.get(self._view.number(node.outputs[0])) if node.outputs[0].uses() else None
             if like is not None and all(self._is_before(like, use.node) for use in node.outputs[0].uses()):
                 self._lead(node.outputs[0], like.outputs[0])
-        self._take_out(asked)
+                found.append(node)
+        self._take_out(list(found))
+        return bool(found)
 
     def _is_before(self, node: ir.Node, reader: ir.Node) -> bool:
         return reader.graph is self._view.graph and self._view.order(node) < self._view.order(reader)

@@ -48,11 +48,11 @@ class QkvRmsNormRopeCacheRule:
         keys = [row for row in rows if row.rotated and row.norm is not None]
         queries = _Queries(facts, keys)
         for key in keys:
-            near = queries.of(key)
-            if not near:
-                # normalised, rotated keys alone are KvRmsNormRopeCache's
-                continue
             try:
+                near = queries.of(key)
+                if not near:
+                    # normalised, rotated keys alone are KvRmsNormRopeCache's
+                    continue
                 value, candidate = _candidate(facts, new_emitter, key, free, near, queries)
             except Refused as refused:
                 refusals.append(refused.refusal(facts.view, OP, key.write.out, facts.layer(key.write)))
@@ -80,6 +80,7 @@ class _Queries:
         self.used: set[int] = set()
         """Ids of queries that a site delivers already."""
 
+    @evaluated
     def of(self, key: Row) -> list[NormFact]:
         """Norms of rows from the keys' own origin, as wide as the keys' norm, the next in the graph first."""
         assert key.norm is not None

@@ -135,6 +135,7 @@ def factor_in_two(draft: Draft) -> bool:
         and is_float(draft.kinds.get(node.input[place], Kind(0, ())))
         and node.input[1 - place] in draft.kinds
         and np.abs(value.astype(np.float64)).min(initial=1) > 1e-3
+        and not (value == 1).all()  # where nothing is multiplied, twice may be too large
     ]
     found = draft.pick(places)
     if found is None:
