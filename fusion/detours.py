@@ -18,6 +18,12 @@ Shortcut = tuple[ir.Node, int, ir.Value]
 """A node, which of its operands, and the value of equal content that recognition read there."""
 
 
+def _maker(reader: ir.Node) -> ir.Node | None:
+    """The node whose only result a node reads."""
+    node = reader.inputs[0].producer() if reader.inputs[0] is not None else None
+    return node if node is not None and len(node.outputs) == 1 and node.op_type != "Constant" else None
+
+
 def _is_asked_between(node: ir.Node, source: ir.Value) -> bool:
     """Whether a value between ``source`` and the node has another reader, and all that these ask is its shape.
 
@@ -71,22 +77,29 @@ class Detours:
         Returns:
             Whether there are such values.
         """
-        used: dict[int, ir.Node] = {}
-        asked: list[ir.Node] = []
-        for node in self._view.graph:
-            if len(node.outputs) == 1 and node.op_type != "Constant":
-                if all(use.node.op_type in _ASKING for use in node.outputs[0].uses()):
-                    asked.append(node)
-                else:
-                    used.setdefault(self._view.number(node.outputs[0]), node)
+        asked = [node for node in self._view.graph if node.op_type in _ASKING]
+        makers = {id(node): node for item in asked if (node := _maker(item)) is not None}
+        alone = [node for node in makers.values() if all(use.node.op_type in _ASKING for use in node.outputs[0].uses())]
+        if not alone:
+            return False
+        read = self._first_read({self._view.number(node.outputs[0]) for node in alone})
         found: list[ir.Node] = []
-        for node in asked:
-            like = used.get(self._view.number(node.outputs[0])) if node.outputs[0].uses() else None
+        for node in alone:
+            like = read.get(self._view.number(node.outputs[0]))
             if like is not None and all(self._is_before(like, use.node) for use in node.outputs[0].uses()):
                 self._lead(node.outputs[0], like.outputs[0])
                 found.append(node)
         self._take_out(list(found))
         return bool(found)
+
+    def _first_read(self, numbers: set[int]) -> dict[int, ir.Node]:
+        """Number -> the first node that gives such a value and is read for more than its shape."""
+        found: dict[int, ir.Node] = {}
+        for node in self._view.graph:
+            number = self._view.number(node.outputs[0]) if node.outputs else -1
+            if number in numbers and any(use.node.op_type not in _ASKING for use in node.outputs[0].uses()):
+                found.setdefault(number, node)
+        return found
 
     def _is_before(self, node: ir.Node, reader: ir.Node) -> bool:
         return reader.graph is self._view.graph and self._view.order(node) < self._view.order(reader)

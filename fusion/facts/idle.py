@@ -2,7 +2,8 @@
 
 Handled: Identity, Cast to the own type, operators of many operands with one, a factor or divisor of 1, zero taken off,
 Neg or Not twice, Transposes that undo each other, Squeeze and Unsqueeze of the same axes, Reshape to the own shape,
-Expand to ones. Not handled: adding a float zero (of -0 it makes 0), and whatever depends on sizes that are not told.
+Expand to ones. Not handled: adding a float zero, or Sum (of -0 both may make 0), and whatever needs sizes that are not
+told.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ def _asked_shape(view: GraphView, target: ir.Value) -> ir.Value | None:
 
 _RULES: dict[str, _Rule] = {
     "Identity": _first,
-    **dict.fromkeys(("Concat", "Sum", "Max", "Min", "Mean"), _alone),
+    **dict.fromkeys(("Concat", "Max", "Min"), _alone),
     **dict.fromkeys(("Cast", "CastLike"), _cast),
     **dict.fromkeys(("Mul", "Div"), _one),
     "Sub": _nothing_less,
