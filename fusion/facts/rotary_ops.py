@@ -43,7 +43,7 @@ def read_rotary(view: GraphView, probe: Probe, node: ir.Node) -> Turned | Reason
     try:
         woven = is_interleaved(attrs)
     except Unsupported as error:
-        return Reason("row-form", "RotaryEmbedding", str(error), "0 or 1", out)
+        return Reason("rope-interleaved", "interleaved is 0 or 1", str(error), "0 or 1", out)
     if width != 2 * half or (woven and width != columns):
         return Reason("rope-columns", "rotated columns", f"{width} of {columns}, tables of {half}", "whole rows", out)
     if positions is not None:

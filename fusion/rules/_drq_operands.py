@@ -11,6 +11,7 @@ from fusion.facts.operand import Table
 from fusion.facts.parameters import Scale
 from fusion.facts.rows import Row
 from fusion.rules import _cache_op as common
+from fusion.rules._all_rows import all_rows
 from fusion.rules._drq_frame import CONTIGUOUS, Frame
 from fusion.rules._drq_rows import RowOperands
 
@@ -47,6 +48,8 @@ class Operands:
         frame, width = self.frame, len(table.columns)
         value = common.in_type(self.emit, frame.view, table.value, frame.kind, frame.region_ids, name)
         value = self.emit.pick_columns(value, table.columns, table.width, name + "_columns")
+        having = [frame.key_columns.value, self.inputs.key.write.slots.value]
+        value = all_rows(self.emit, frame.own_probes(), frame.ones(), table.value, value, having, name)
         shape, (batch, tokens) = frame.shape(table.value), frame.split(0)
         if not (table.per_batch and table.per_token):
             value, shape = self._spread(value, table, name), (batch, tokens, width)

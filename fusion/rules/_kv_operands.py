@@ -12,6 +12,7 @@ from fusion.facts.operand import Columns, Table
 from fusion.facts.parameters import Scale
 from fusion.facts.rows import Row
 from fusion.rules import _cache_op as common
+from fusion.rules._all_rows import all_rows
 from fusion.rules._gamma import weight
 from fusion.rules._kv_frame import Frame
 from ir_ops.dtypes import Array
@@ -97,6 +98,9 @@ class Operands:
     def table(self, table: Table, name: str) -> ir.Value:
         """cos or sin as ``[B, 1, S, width]`` in the frame."""
         value = self.emit.pick_columns(self._in_type(table.value, name), table.columns, table.width, name + "_columns")
+        frame = self.frame
+        having = [frame.key_columns.value, self.inputs.key.write.slots.value]
+        value = all_rows(self.emit, frame.own_probes(), frame.ones(), table.value, value, having, name)
         return self._flat_table(value, table, name) if self.frame.flat else self._batch_table(value, table, name)
 
     def _flat_table(self, value: ir.Value, table: Table, name: str) -> ir.Value:

@@ -14,6 +14,7 @@ from fusion.facts.operand import Table
 from fusion.facts.parameters import Scale
 from fusion.facts.rows import Row
 from fusion.rules import _cache_op as common
+from fusion.rules._all_rows import all_rows
 from fusion.rules._gamma import weight
 from fusion.rules._mla_frame import Frame
 from fusion.rules._mla_product import Product
@@ -140,6 +141,8 @@ class Operands:
         frame, emit = self.frame, self.emit
         value = common.in_type(emit, frame.view, table.value, frame.kind, frame.region_ids, name)
         value = emit.pick_columns(value, table.columns, table.width, name + "_columns")
+        having = [self.site.tokens, self.site.key.write.slots.value]
+        value = all_rows(emit, frame.trials, frame.ones(), table.value, value, having, name)
         width, shapes = len(table.columns), [probe.shape(table.value) or () for probe in frame.trials]
         leads = [(probe.shape(self.site.tokens) or ())[:-1] for probe in frame.trials]
         if frame.flat:

@@ -14,6 +14,7 @@ from fusion.facts.operand import Columns, Table
 from fusion.facts.parameters import Scale
 from fusion.facts.rows import Row
 from fusion.rules import _cache_op as common
+from fusion.rules._all_rows import all_rows
 from fusion.rules._gamma import weight
 from fusion.rules._qkv_frame import Frame, Turned
 from fusion.surgery.packing import Join, side_by_side
@@ -132,6 +133,8 @@ class Operands:
         frame = self.frame
         value = common.in_type(self.emit, self.view, table.value, frame.kind, frame.region_ids, name)
         value = self.emit.pick_columns(value, table.columns, table.width, name + "_columns")
+        having = [frame.k.columns.value, frame.key.write.slots.value]
+        value = all_rows(self.emit, frame.own_probes(), frame.ones(), table.value, value, having, name)
         width, shape = len(table.columns), frame.shape(table.value)
         if not table.per_batch and self._batch_is_one():
             table = Table(table.value, table.width, table.columns, True, table.per_token)

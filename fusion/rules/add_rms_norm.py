@@ -68,8 +68,7 @@ def _same_shape(facts: Facts, left: ir.Value, right: ir.Value) -> bool:
         return True
     if one is not None and other is not None and len(one) != len(other):
         return False
-    shapes = facts.trials.shapes(left)
-    return bool(shapes) and shapes == facts.trials.shapes(right)
+    return facts.trials.same_shape(left, right)
 
 
 @evaluated

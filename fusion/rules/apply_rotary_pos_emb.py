@@ -69,7 +69,7 @@ def _build(facts: Facts, new_emitter: EmitterFactory, one: Rotated, other: Rotat
     for site in sites:
         site.probes = probes
     layout = _layout(sites)
-    if layout is None or not all(_is_owned(facts, site) for site in sites):
+    if layout is None or not all(_is_owned(facts, site) and not site.may_broadcast for site in sites):
         return None
     axis = _HEADS[layout]
     query, key = sorted(sites, key=lambda site: -site.shapes[0][axis])

@@ -48,8 +48,7 @@ def _build(facts: Facts, new_emitter: EmitterFactory, rotated: Rotated, layer: i
     turns.refuse_kept(facts, site, asked)
     emit = new_emitter(f"{OP}_{'x' if layer is None else layer}")
     rows = turns.Rows(facts, emit, site)
-    operands = [rows.x(), rows.table("cos", batch_axis=0), rows.table("sin", batch_axis=0)]
-    node, outputs = block.fused_node(OP, emit, operands, {})
+    node, outputs = block.fused_node(OP, emit, rows.operands(batch_axis=0), {})
     made = block.Block(OP, site.results[0], layer, emit, node, outputs, {})
     probes = (site.probes, site.fresh)
     replaced = rows.restored(outputs["y"])

@@ -54,11 +54,11 @@ def _build(facts: Facts, new_emitter: EmitterFactory, rotated: Rotated, turned: 
     turns.refuse_kept(facts, site, asked)
     emit = new_emitter(f"{OP}_{'x' if layer is None else layer}")
     rows = turns.Rows(facts, emit, site)
-    x, columns = rows.x(), site.shapes[0][-1]
+    (x, cos, sin), columns = rows.operands(), site.shapes[0][-1]
     start, end = turned.start, turned.start + turned.width
     front = x if turned.width == columns else rows.part(x, start, end, "turned")
     attrs = {"mode": MODES[turned.mode]}
-    node, outputs = block.fused_node(OP, emit, [front, rows.table("cos"), rows.table("sin")], attrs)
+    node, outputs = block.fused_node(OP, emit, [front, cos, sin], attrs)
     y = outputs["y"]
     if turned.width != columns:
         parts = [rows.part(x, 0, start, "left")] if start else []
