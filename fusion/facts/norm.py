@@ -21,7 +21,7 @@ _FUSED = ("RMSNormalization", "SimplifiedLayerNormalization")
 _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2")
 _STEP = ("Mul", "Div", "Pow", "Sqrt", "Reciprocal", "Neg", "Cast", "Identity")
 _ROUNDED = 1e-6
-"""How far a float32 constant may be from the root of a number."""
+"""How far a float32 constant may be from a number, its reciprocal or its root."""
 _PARTS = 3
 """Factors in which a sum of squares may be divided by its number."""
 _VIEWS = ("Identity", "Cast", "Unsqueeze", "Reshape", "Squeeze", "Expand")
@@ -49,6 +49,11 @@ class NormFact:
     count: float | ir.Value | None
     nodes: tuple[ir.Node, ...]
     factor: float = 1.0
+
+    def slack(self, width: int) -> float:
+        """How far the result may move because the number of elements is written as a rounded reciprocal."""
+        off = abs(self.count / width - 1) if isinstance(self.count, float) and width else 0.0
+        return off if off < _ROUNDED else 0.0
 
 
 @dataclass(frozen=True)
@@ -287,9 +292,9 @@ def _fact(
         return NormFact(y, x, gamma, epsilon, mean.count, nodes, factor)
     # x * sqrt(n) / sqrt(sum + n * epsilon): where the width is told, what is not its root belongs to gamma
     width = (dims_of(x) or (None,))[-1]
-    count = float(width) if isinstance(width, int) and width > 0 else factor**2
-    rest = factor / count**0.5
-    return NormFact(y, x, gamma, epsilon / count, count, nodes, 1.0 if abs(rest - 1) < _ROUNDED else rest)
+    rest = factor / width**0.5 if isinstance(width, int) and width > 0 else 1.0
+    count, rest = (factor**2, 1.0) if abs(rest - 1) < _ROUNDED else ((factor / rest) ** 2, rest)
+    return NormFact(y, x, gamma, epsilon / count, count, nodes, rest)
 
 
 def _rank(view: GraphView, norm: NormFact) -> tuple[bool, int]:

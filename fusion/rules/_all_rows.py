@@ -26,14 +26,14 @@ def all_rows(
         ones: see :func:`fusion.facts.trials.with_ones`.
         table: the value in the graph.
         rows: the same in the operator's type and columns.
-        candidates: values that have the operator's dims; graph inputs are looked at behind them.
+        candidates: values that have the operator's dims: the first that does decides; graph inputs where none does.
     """
     shapes = [probe.shape(table) or () for probe in probes]
     dims: list[int | ir.Value] = [1] * len(shapes[0])
     for axis in range(len(dims) - 1) if ones else ():
-        places = common.places_of(
-            probes, [shape[axis] for shape in shapes], [*candidates, *probes[0].view.graph.inputs]
-        )
+        sizes = [shape[axis] for shape in shapes]
+        first = next(common.places_of(probes, sizes, candidates), None)
+        places = common.places_of(probes, sizes, probes[0].view.graph.inputs) if first is None else [first]
         wider = (place for place in places if any(alone(probe, (table, axis), place) for probe in ones))
         place = next(wider, None)
         if place is not None:

@@ -61,6 +61,7 @@ def build(facts: Facts, new_emitter: EmitterFactory, inputs: Inputs, operator: O
         assumptions=_assumptions(frame),
         notes=made.notes,
         attrs=attrs,
+        slack=inputs.norm.slack(len(inputs.gamma_columns)),
     )
 
 

@@ -66,6 +66,10 @@ def build(facts: Facts, new_emitter: EmitterFactory, site: Site, operator: Opera
         notes=made.notes,
         attrs=attrs,
         size=RULE_SIZE,
+        slack=max(
+            site.norm.slack(len(site.gamma_columns)),
+            site.query.skeleton.norm.slack(len(frame.down_columns.columns[0])),
+        ),
         reduction=frame.reduction(),
     )
 

@@ -94,7 +94,9 @@ def _build(
     inside = {id(entry) for entry in region}
     if total.is_graph_output() or any(id(reader) not in inside for reader in facts.standing.readers(total)):
         replaced.append((total, outputs["x"]))
-    return block.candidate(facts, made, replaced, feeds, region, probes, RULE.size, asked)
+    found = block.candidate(facts, made, replaced, feeds, region, probes, RULE.size, asked)
+    found.slack = norm.slack(site.width)
+    return found
 
 
 @evaluated

@@ -59,6 +59,8 @@ def _build(facts: Facts, new_emitter: EmitterFactory, norm: NormFact, layer: int
     made = block.Block(OP, site.results[0], layer, emit, node, outputs, attrs)
     if dtype_name(norm.x) != site.kind:
         made.notes.append(f"x is widened to {site.kind}: the graph does not round the result")
-    return block.candidate(
+    found = block.candidate(
         facts, made, norms.delivered(emit, site, outputs["y"]), feeds, region, probes, RULE.size, asked
     )
+    found.slack = norm.slack(site.width)
+    return found
