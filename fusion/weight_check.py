@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +37,28 @@ class Findings:
     Attributes:
         unsorted: some node stands before the producer of its input; the graph can be sorted.
         notes: sentences for the user.
+        locations: of external weights, as the model spells them, in its order.
     """
 
     unsorted: bool = False
     notes: list[str] = field(default_factory=list)
+    locations: dict[str, None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An operator as the imported opset has it.
+
+    Attributes:
+        schema: None for one that onnx does not know.
+        low, high: the numbers of inputs it takes.
+        unknown: a name of ai.onnx that is neither an operator nor a function of the model.
+    """
+
+    schema: Any = None
+    low: int = 0
+    high: int = sys.maxsize
+    unknown: bool = False
 
 
 @dataclass
@@ -51,7 +71,7 @@ class Context:
     folder: Path | None
     findings: Findings
     unknown: Counter[str] = field(default_factory=Counter)
-    schemas: dict[tuple[str, str], Any] = field(default_factory=dict)
+    kinds: dict[tuple[str, str], Kind] = field(default_factory=dict)
     file_sizes: dict[str, int] = field(default_factory=dict)
     missing: dict[Path, list[str]] = field(default_factory=dict)
 
@@ -104,6 +124,7 @@ def check_tensor(tensor: TensorProto, where: str, context: Context) -> None:
             )
 
 
+@cache
 def _bits(number: int) -> int | None:
     """Bits of an element, None for a number that is no element type."""
     try:
@@ -127,6 +148,7 @@ def _check_external(tensor: TensorProto, expected: int, where: str, context: Con
             found=f"offset {offset}, length {length}",
             wanted=f"{expected} bytes for {list(tensor.dims)}",
         )
+    context.findings.locations[location] = None
     if context.folder is None or not expected:
         return
     size = _file_size(location, context)

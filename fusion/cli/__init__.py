@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from fusion.cli import commands
+from fusion.cli.lazily import postpone
 
 DONE, BAD, UNMET, FAILED = 0, 1, 2, 3
 _INTERRUPTED, _CLOSED_PIPE = 130, 141
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
     if argv is None:
         gc.disable()  # a process for one command: what is garbage goes with it
+        postpone()
     try:
         code = _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Hashable
+from collections.abc import Container, Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,8 @@ class GraphView:
         """These sizes, each with a number that what stands for it must be divisible by."""
         self.largest_cache = 0
         """Elements of the largest cache."""
+        self.stands_for: Mapping[str, int] = {}
+        """Result of a node -> how many nodes it stands for, where that is more than itself (:mod:`fusion.folding`)."""
         self.kept: dict[Hashable, Any] = {}
         """What recognisers want to find again: evaluations that several facts share."""
         # the keys are ids, so what they stand for is kept alive beside them
