@@ -4,17 +4,16 @@ Nine of ten nodes of a DeepSeek-V3 are feed-forward parts of experts that read o
 leave experts alone and say so once for a layer, so a graph in which one expert stands for all answers the same as the
 whole graph. `explain` works on that graph; what it finds must not touch the experts, else it reads the whole.
 
-Handled: gated parts of products, sums, casts and views, whatever joins them. Left as they are: parts that read
-different values, quantised ones, models with subgraphs.
+Handled: parts of products, sums, casts and views around one gate, written one after the other, whatever joins them.
+Left as they are: parts that read different values or are mixed with each other, quantised ones, models with subgraphs.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import onnx
 from onnx import AttributeProto, NodeProto, TensorProto
@@ -30,6 +29,9 @@ _PLAIN = frozenset((*_GATES, "MatMul", "Gemm", "Add", "Mul", "Cast", "Identity",
 _SMALL = 64
 """Constants up to this many elements count by their content, larger ones by type and shape."""
 _GRAPHS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+_LONGEST = 64
+"""Nodes of the longest part."""
+Names = Sequence[tuple[Sequence[str], Sequence[str]]]
 _Key = tuple[Hashable, ...]
 
 
@@ -50,99 +52,107 @@ class Folded:
     left_out: Counter[str]
 
 
-def fold(model: onnx.ModelProto) -> Folded | None:
-    """The model with one expert for all that are alike; None where there are none. Nodes must be in order."""
+def fold(model: onnx.ModelProto, names: Names) -> Folded | None:
+    """The model with one expert for all that are alike; None where there are none.
+
+    Args:
+        model: its nodes are in order.
+        names: what each of them reads and gives, as :func:`fusion.model_check.check_proto` has found.
+    """
     if any(function.domain != DOMAIN for function in model.functions):
         return None  # what is inlined is named by its number
-    classes = _Classes(model.graph)
-    alike = classes.experts({item.name for item in model.graph.output})
-    if not alike:
+    parts = _Parts(model.graph, names)
+    instead: dict[str, str] = {}
+    left_out: set[int] = set()
+    stands_for: dict[str, int] = {}
+    for first, length, count in parts.alike():
+        results = [names[first + place][1][0] for place in range(length)]
+        stands_for |= dict.fromkeys(results, count)
+        for start in range(first + length, first + count * length, length):
+            left_out |= set(range(start, start + length))
+            instead |= {names[start + place][1][0]: result for place, result in enumerate(results)}
+    if not instead or any(item.name in instead for item in model.graph.output):
         return None
-    plain = classes.plain
-    instead = {plain[member].output: plain[group[0]].output for group in alike for member in group[1:]}
-    left_out = {member for group in alike for member in group[1:]}
-    read = {name for place in left_out for name in plain[place].inputs}
-    stands_for = {plain[group[0]].output: len(group) for group in alike}
+    kept = [node for place, node in enumerate(parts.nodes) if place not in left_out]
     return Folded(
-        _smaller(model, [node for place, node in enumerate(classes.nodes) if place not in left_out], read, instead),
+        _smaller(model, kept, {name for place in left_out for name in names[place][0]}, instead),
         stands_for,
-        frozenset(stands_for).union(classes.nodes[group[0]].name for group in alike),
-        Counter(plain[place].op_type for place in left_out),
+        frozenset(stands_for).union(node.name for node in kept if node.output[:1] and node.output[0] in stands_for),
+        Counter(parts.nodes[place].op_type for place in left_out),
     )
 
 
-class _Plain(NamedTuple):
-    """A node of one result whose meaning is told by type and attributes."""
+class _Parts:
+    """Runs of nodes that are alike, one behind the other.
 
-    op_type: str
-    inputs: tuple[str, ...]
-    output: str
+    Attributes:
+        nodes: those of the graph.
+    """
 
-
-class _Classes:
-    """Nodes that compute the same but for their weights, from values that are the same but for weights."""
-
-    def __init__(self, graph: onnx.GraphProto) -> None:
+    def __init__(self, graph: onnx.GraphProto, names: Names) -> None:
         given = {item.name for item in graph.input}
         self.nodes = list(graph.node)
-        self.plain: dict[int, _Plain] = {}
+        self._names = names
         self._constants = {item.name: item for item in graph.initializer if item.name not in given}
-        self._class_of: dict[str, int] = {}
-        self._keys: dict[_Key, int] = {}
-        self._members: dict[int, list[int]] = {}
-        self._key_of: dict[int, _Key] = {}
-        self._has_subgraph = False
-        for place, node in enumerate(self.nodes):
-            self._enter(place, node)
+        self._told = [_told(node) for node in self.nodes]
+        """What a node does; None for what an expert has none of."""
 
-    def _enter(self, place: int, node: NodeProto) -> None:
-        op_type, attributes = node.op_type, node.attribute
-        if op_type not in _PLAIN or node.domain or len(node.output) != 1:
-            self._has_subgraph |= any(item.type in _GRAPHS for item in attributes)
+    def alike(self) -> Iterator[tuple[int, int, int]]:
+        """(place of the first node, nodes of a part, number of parts) of each run."""
+        if any(_has_subgraph(node) for node, told in zip(self.nodes, self._told, strict=True) if told is None):
             return
-        output, inputs = node.output[0], tuple(node.input)
-        self.plain[place] = _Plain(op_type, inputs, output)
-        told = tuple(item.SerializeToString() for item in attributes) if attributes else ()
-        class_of = self._class_of
-        key = (op_type, told, *[class_of[name] if name in class_of else self._given(name) for name in inputs])
-        number = class_of[output] = self._keys.setdefault(key, len(self._keys))
-        if number in self._members:
-            self._members[number].append(place)
-        else:
-            self._members[number], self._key_of[number] = [place], key
+        gates = [place for place, told in enumerate(self._told) if told is not None and told[0] in _GATES]
+        at = 0
+        while at + FEWEST <= len(gates):
+            length = gates[at + 1] - gates[at]
+            first, count = self._run(gates[at], length) if length <= _LONGEST else (0, 0)
+            if count >= FEWEST:
+                yield first, length, count
+            at += max(count, 1)
 
-    def _given(self, name: str) -> int:
-        """The class of a value that no plain node computes."""
+    def _run(self, gate: int, length: int) -> tuple[int, int]:
+        """Where the run around a gate begins, and how many parts it has; a part may begin in front of its gate."""
+        for first in range(gate, max(gate - length, -1), -1):
+            if self._told[first] is None:
+                break
+            if None in self._told[first : first + length]:
+                continue
+            part, count = self._part(first, length), 1
+            while part is not None and part == self._part(first + count * length, length):
+                count += 1
+            if count > 1:
+                return first, count
+        return gate, 1
+
+    def _part(self, first: int, length: int) -> list[Hashable] | None:
+        """What each node of a part does with what; None where the graph ends before it."""
+        if first + length > len(self.nodes):
+            return None
+        place_of: dict[str, int] = {}
+        found: list[Hashable] = []
+        for place in range(first, first + length):
+            read, given = self._names[place]
+            operands = [place_of[name] if name in place_of else self._outside(name) for name in read]
+            found.append((self._told[place], *operands))
+            place_of[given[0]] = place - first
+        return found
+
+    def _outside(self, name: str) -> Hashable:
+        """A value that is not computed inside: a constant counts by what it looks like."""
         tensor = self._constants.get(name)
-        key = ("value", name) if tensor is None else _content(tensor)
-        known = self._class_of[name] = self._keys.setdefault(key, len(self._keys))
-        return known
+        return name if tensor is None else _content(tensor)
 
-    def experts(self, results: set[str]) -> list[list[int]]:
-        """Nodes that are alike and belong to experts, by class, in graph order."""
-        if self._has_subgraph:
-            return []
-        alike = {number: members for number, members in self._members.items() if len(members) >= FEWEST}
-        part = {number: number for number in alike}
-        broken = {self._class_of[name] for name in results if name in self._class_of}
 
-        def whole(number: int) -> int:
-            while part[number] != number:
-                number = part[number]
-            return number
+def _told(node: NodeProto) -> _Key | None:
+    """Type and attributes of a node that an expert may have."""
+    op_type, attributes = node.op_type, node.attribute
+    if op_type not in _PLAIN or node.domain or len(node.output) != 1:
+        return None
+    return (op_type, *[item.SerializeToString() for item in attributes]) if attributes else (op_type,)
 
-        for number in alike:
-            for operand in self._operands(number):
-                if operand in alike:
-                    part[whole(number)] = whole(operand)
-                elif len(self._members.get(operand, ())) > 1:
-                    broken.add(number)  # some, but not all, read the same value
-        spoilt = {whole(number) for number in broken if number in alike}
-        gated = {whole(number) for number in alike if self._key_of[number][0] in _GATES}
-        return [members for number, members in alike.items() if whole(number) in gated - spoilt]
 
-    def _operands(self, number: int) -> Iterable[int]:
-        return self._key_of[number][2:]  # type: ignore[return-value]
+def _has_subgraph(node: NodeProto) -> bool:
+    return any(item.type in _GRAPHS for item in node.attribute)
 
 
 def _content(tensor: TensorProto) -> _Key:
@@ -156,12 +166,12 @@ def _content(tensor: TensorProto) -> _Key:
 
 
 def _smaller(
-    model: onnx.ModelProto, kept: list[NodeProto], given_up: set[str], instead: dict[str, str]
+    model: onnx.ModelProto, kept: list[NodeProto], constants: set[str], instead: dict[str, str]
 ) -> onnx.ModelProto:
     """The model with some of its nodes, which read other values in place of those that are no longer computed.
 
     Args:
-        given_up: names that the other nodes read.
+        constants: those that the other nodes may have read; they stay only where they are read.
     """
     whole = model.graph
     small = onnx.ModelProto(ir_version=model.ir_version)
@@ -173,10 +183,11 @@ def _smaller(
     graph.output.extend(whole.output)
     graph.quantization_annotation.extend(whole.quantization_annotation)
     graph.node.extend(kept)
+    constants.difference_update(item.name for item in whole.output)
     for node in graph.node:
         if not instead.keys().isdisjoint(node.input):
             node.input[:] = [instead.get(name, name) for name in node.input]
-        given_up.difference_update(node.input)
-    graph.initializer.extend(item for item in whole.initializer if item.name not in given_up)
+        constants.difference_update(node.input)
+    graph.initializer.extend(item for item in whole.initializer if item.name not in constants)
     graph.value_info.extend(item for item in whole.value_info if item.name not in instead)
     return small

@@ -115,30 +115,34 @@ def _check_nodes(
 ) -> set[str]:
     """Checks nodes of one graph or function; gives all names defined in it."""
     nodes = list(nodes)
-    producer = _producers(nodes, available, context)
-    defined = available | set(producer)
+    names = [([*node.input], [*node.output]) for node in nodes]
+    if not context.findings.names:
+        context.findings.names = names
+    producer = {name: index for index, (_, given) in enumerate(names) for name in given if name}
+    if len(producer) < sum(len(given) for _, given in names) or not producer.keys().isdisjoint(available):
+        _refuse_double(nodes, available, context)
+    defined = available | producer.keys()
     inner = frozenset(defined | outer)
     seen = {*available, ""}
     unsorted = False
-    for index, node in enumerate(nodes):
-        if not seen.issuperset(node.input):
-            for name in node.input:
-                if name not in seen and name not in outer:
-                    if name not in producer:
-                        raise context.fault(
-                            "a node reads a value that nothing produces", found=f"{name!r} in {describe(node, index)}"
-                        )
-                    unsorted = True
-        _check_node(node, index, inner, context)
-        seen.update(node.output)
+    for index, (node, (read, given)) in enumerate(zip(nodes, names, strict=True)):
+        if not seen.issuperset(read) and not outer.issuperset(set(read) - seen):
+            for name in read:
+                if name not in seen and name not in outer and name not in producer:
+                    raise context.fault(
+                        "a node reads a value that nothing produces", found=f"{name!r} in {describe(node, index)}"
+                    )
+            unsorted = True
+        _check_node(node, index, len(read), inner, context)
+        seen.update(given)
     if unsorted:
         _refuse_cycle(nodes, producer, context)
         context.findings.unsorted = True
     return defined
 
 
-def _producers(nodes: list[onnx.NodeProto], available: set[str], context: Context) -> dict[str, int]:
-    """Name of a result -> number of the node that gives it."""
+def _refuse_double(nodes: list[onnx.NodeProto], available: set[str], context: Context) -> None:
+    """Raises BadModel with the first value that has two sources, if there is one."""
     producer: dict[str, int] = {}
     for index, node in enumerate(nodes):
         for name in node.output:
@@ -153,7 +157,6 @@ def _producers(nodes: list[onnx.NodeProto], available: set[str], context: Contex
                 )
             if name:
                 producer[name] = index
-    return producer
 
 
 def describe(node: onnx.NodeProto, index: int) -> str:
@@ -195,17 +198,15 @@ def _all_inputs(node: onnx.NodeProto) -> Iterator[str]:
                 yield from _all_inputs(inner)
 
 
-def _check_node(node: onnx.NodeProto, index: int, names: frozenset[str], context: Context) -> None:
-    kind = _kind(node, index, context)
-    count = len(node.input)
+def _check_node(node: onnx.NodeProto, index: int, count: int, names: frozenset[str], context: Context) -> None:
+    """Checks a node with ``count`` inputs."""
+    kind = context.kinds.get((node.domain, node.op_type)) or _kind(node, index, context)
     if not kind.low <= count <= kind.high:
         wanted = str(kind.low) if kind.low == kind.high else f"{kind.low} to {kind.high}"
         raise context.fault(f"{describe(node, index)} has a wrong number of inputs", found=str(count), wanted=wanted)
     if kind.unknown:
         context.unknown[node.op_type] += 1
     attributes = node.attribute
-    if not attributes:
-        return
     if len(attributes) > 1:
         unique((item.name for item in attributes), f"attribute of {describe(node, index)}", context)
     for attribute in attributes:
@@ -215,11 +216,8 @@ def _check_node(node: onnx.NodeProto, index: int, names: frozenset[str], context
 
 
 def _kind(node: onnx.NodeProto, index: int, context: Context) -> Kind:
-    """What is known of the node's operator at the imported opset."""
+    """Looks up the node's operator at the imported opset."""
     domain, op_type = node.domain, node.op_type
-    known = context.kinds.get((domain, op_type))
-    if known is not None:
-        return known
     plain = _DOMAIN_ALIAS.get(domain, domain)
     if plain not in context.imports:
         raise context.fault(

@@ -119,7 +119,8 @@ def load(model: ModelLike, *, folder: str | os.PathLike[str] | None = None, fold
         proto, base = _read(path), path.parent
     where = str(path) if path is not None else proto.graph.name or "model"
     findings = check_proto(proto, where, base)
-    folded = fold(proto) if fold_experts and not findings.unsorted else None
+    folded = fold(proto, findings.names) if fold_experts and not findings.unsorted else None
+    findings.names.clear()
     result = _deserialized(proto if folded is None else folded.model, where)
     loaded = Loaded(result, "proto", None, base, findings.notes, folded=folded)
     if path is not None:

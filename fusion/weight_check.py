@@ -38,11 +38,13 @@ class Findings:
         unsorted: some node stands before the producer of its input; the graph can be sorted.
         notes: sentences for the user.
         locations: of external weights, as the model spells them, in its order.
+        names: of what each node of the main graph reads and gives: slow to read twice.
     """
 
     unsorted: bool = False
     notes: list[str] = field(default_factory=list)
     locations: dict[str, None] = field(default_factory=dict)
+    names: list[tuple[list[str], list[str]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,10 @@ def check_tensor(tensor: TensorProto, where: str, context: Context) -> None:
         raise context.fault(
             f"{where} has an unknown element type", found=str(tensor.data_type), wanted="a TensorProto data type"
         )
-    if any(size < 0 for size in tensor.dims):
-        raise context.fault(f"{where} has a negative size", found=str(list(tensor.dims)))
-    count = math.prod(tensor.dims)
+    dims = list(tensor.dims)
+    if min(dims, default=0) < 0:
+        raise context.fault(f"{where} has a negative size", found=str(dims))
+    count = math.prod(dims)
     expected = (count * bits + 7) // 8
     if tensor.data_location == TensorProto.EXTERNAL:
         _check_external(tensor, expected, where, context)
@@ -111,7 +114,7 @@ def check_tensor(tensor: TensorProto, where: str, context: Context) -> None:
             raise context.fault(
                 f"{where} has data of a wrong size",
                 found=f"{len(tensor.raw_data)} bytes",
-                wanted=f"{expected} bytes for {list(tensor.dims)}",
+                wanted=f"{expected} bytes for {dims}",
             )
     else:
         values = len(getattr(tensor, _TYPED_DATA.get(tensor.data_type, "int32_data")))
@@ -120,7 +123,7 @@ def check_tensor(tensor: TensorProto, where: str, context: Context) -> None:
             raise context.fault(
                 f"{where} has data of a wrong size",
                 found=f"{values} values",
-                wanted=f"{wanted} for {list(tensor.dims)}",
+                wanted=f"{wanted} for {dims}",
             )
 
 

@@ -227,6 +227,11 @@ class GraphView:
             self._trial = Numbering(self, trial_leaf(self), declared=True)
         return self._trial.of(value)
 
+    def trial_kind(self, node: ir.Node) -> Hashable:
+        """Equal for nodes to which a trial evaluation does the same; of nodes whose results have trial numbers."""
+        assert self._trial is not None
+        return self._trial.kind(node)
+
     def declared(self, value: ir.Value) -> tuple[int, ...] | None:
         """The declared dims when they may serve as a shape: all static, none 0 (exporters print unknown dims as 0)."""
         shape = value.shape
