@@ -38,10 +38,9 @@ struct KeyRows {
 
 struct FewRowsKernels {
   // s[r][t] = q[r] * k[t], added to what is there with `add`. Up to kFewRowsMost rows.
-  void (*scores)(const float* q, size_t q_stride, size_t rows, const KeyRows& keys, float* s, size_t s_stride,
-                 bool add);
+  void (*scores)(const float* q, size_t q_stride, size_t rows, KeyRows keys, float* s, size_t s_stride, bool add);
   // y[r] += p[r][t] * v[t].
-  void (*values)(const float* p, size_t p_stride, size_t rows, const KeyRows& values, float* y, size_t y_stride);
+  void (*values)(const float* p, size_t p_stride, size_t rows, KeyRows values, float* y, size_t y_stride);
 };
 
 // Running maximum and sum of each row, and the factor for what was summed before this tile.

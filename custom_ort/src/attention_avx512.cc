@@ -10,6 +10,8 @@
 #endif
 #include <immintrin.h>
 
+#include <type_traits>
+
 namespace kvfuse {
 namespace {
 #define KVFUSE_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
@@ -66,6 +68,9 @@ KVFUSE_OP V SumsOf(const V* x) {
   return Quarters(Quarters(four[0], four[1]), Quarters(four[2], four[3]));
 }
 
+#define KVFUSE_READS_PAIRS
+#include "attention_pairs.inc"
+// The kernels use what stands above.
 #include "attention_impl.inc"
 
 #undef KVFUSE_OP
