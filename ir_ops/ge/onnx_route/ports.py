@@ -15,6 +15,7 @@ from ir_ops.declaration import Operator, TensorSpec, Undecided
 from ir_ops.dtypes import by_onnx
 from ir_ops.errors import ExportError
 from ir_ops.ge.convert.load import attributes, plain_domain
+from ir_ops.ge.onnx_route.lists import list_slots
 from ir_ops.ops import DOMAIN, OPS
 
 
@@ -98,6 +99,8 @@ def _lacks(graph: ir.Graph, node: ir.Node, operator: Operator) -> Iterator[str]:
         maker = node.inputs[i] if entry.host and _given(node, i) else None
         if maker is not None and maker.producer() is not None:
             yield f"{entry.name} is computed; GE wants a graph input or a constant"
+    if list_slots(operator):
+        yield f"{' and '.join(list_slots(operator))} are lists in GE: the C++ plugin maps it, the Python one does not"
     yield from _settle_attrs(node, operator)
 
 

@@ -51,7 +51,7 @@ _COPY = """    kinds = {kinds}
     _copy(node, target, kinds, {fixed})"""
 
 # A list registered from Python goes behind all other inputs, and GE's kernels find their inputs by position.
-_LISTS = """    raise ValueError("{name}: {lists} are lists in GE, which cannot be placed from Python: use the C++ plugin")"""
+_LISTS = """    raise ValueError("{lists} are lists in GE, which cannot be placed from Python: use the C++ plugin")"""
 
 
 def python_text(operators: Iterable[Operator]) -> str:
@@ -63,7 +63,7 @@ def python_text(operators: Iterable[Operator]) -> str:
         inputs = ", ".join(entry.name for entry in operator.inputs)
         lists = list_slots(operator)
         form = _LISTS if lists else _COPY
-        body = form.format(name=operator.name, lists=" and ".join(lists), kinds=kinds, fixed=fixed)
+        body = form.format(lists=" and ".join(lists), kinds=kinds, fixed=fixed)
         parts.append(
             _OPERATOR.format(name=operator.name, domain=DOMAIN, version=DOMAIN_VERSION, inputs=inputs, body=body)
         )
