@@ -100,7 +100,7 @@ def _lacks(graph: ir.Graph, node: ir.Node, operator: Operator) -> Iterator[str]:
         if maker is not None and maker.producer() is not None:
             yield f"{entry.name} is computed; GE wants a graph input or a constant"
     if list_slots(operator):
-        yield f"{' and '.join(list_slots(operator))} are lists in GE: the C++ plugin maps it, the Python one does not"
+        yield f"{' and '.join(list_slots(operator))} are lists in GE; the C++ plugin maps it, the Python one not"
     yield from _settle_attrs(node, operator)
 
 

@@ -112,7 +112,7 @@ class TestModel:
         results = [helper.make_empty_tensor_value_info(name) for name in ("x", "y")]
         lowered = lower(make_model(helper.make_graph(nodes, "g", infos, results)))
         assert [note for note in lowered.notes if "C++" in note] == [
-            "2 x FusedInferAttentionScore: key and value are lists in GE: the C++ plugin maps it, the Python one does not"
+            "2 x FusedInferAttentionScore: key and value are lists in GE; the C++ plugin maps it, the Python one not"
         ]
         graph = lowered.model.graph
         ((name, value),) = graph.initializers.items()
