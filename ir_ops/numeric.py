@@ -170,7 +170,8 @@ class NumpyNumeric:
         return x[..., 0]
 
     def column(self, x: Array) -> Array:
-        return x[..., None]
+        tail: Array = x[..., None]
+        return tail
 
     def concat_columns(self, parts: Sequence[Array]) -> Array:
         return np.concatenate(parts, axis=-1)
@@ -201,7 +202,8 @@ class NumpyNumeric:
         return numbers
 
     def copy(self, x: Array) -> Array:
-        return x.copy()
+        made: Array = x.copy()
+        return made
 
     def size(self, x: Array) -> int:
         return int(x[0])

@@ -67,7 +67,8 @@ def _written(mode: CacheMode, cache: Array, slots: Array, rows: Array) -> Array:
 
 @movement("ScatterUpdate", (0, 2), DOMAIN)
 def scatter_update(attrs: Attrs, var: Array, index: Array, updates: Array) -> Array:
-    return scatter_nd_update(attrs, var, index[..., None], updates)
+    result: Array = scatter_nd_update(attrs, var, index[..., None], updates)
+    return result
 
 
 @movement("ScatterNdUpdate", (0, 2), DOMAIN)
@@ -75,7 +76,8 @@ def scatter_nd_update(attrs: Attrs, var: Array, index: Array, updates: Array) ->
     """ONNX's ScatterND without indices that count from the end."""
     if index.size and index.min() < 0:
         raise OutOfRange(f"{index.min()}")
-    return scatter_nd({}, var, index, updates)
+    result: Array = scatter_nd({}, var, index, updates)
+    return result
 
 
 def _shapes(operator: Operator) -> Callable[[Attrs, Operands], list[tuple[int, ...]]]:
