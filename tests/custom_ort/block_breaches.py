@@ -54,6 +54,8 @@ def legal(operator: str) -> Call:
                               "sin": rows(2, 3, 1, 4)},
         "ScatterPaKvCache": {"key": rows(3, 2, 32), "key_cache": rows(4, 5, 2, 32), "value": rows(3, 2, 16),
                              "value_cache": rows(4, 5, 2, 16), "slot_mapping": np.array([7, -1, 0])},
+        "ScatterUpdate": {"var": rows(6, 2, 4), "indices": np.array([4, 0, 5]), "updates": rows(3, 2, 4)},
+        "ScatterNdUpdate": {"var": rows(4, 5, 3), "indices": np.array([[1, 2], [3, 0]]), "updates": rows(2, 3)},
     }  # fmt: skip
     return Call(made[operator], {})
 
@@ -218,5 +220,28 @@ BREACHES = [
         ("SP-3", "slot past the end", put("slot_mapping", [7, -1, 20])),
         ("SP-3", "slot -2", put("slot_mapping", [7, -2, 0])),
         ("SP-3", "slot twice", put("slot_mapping", [7, 3, 7])),
+    ),
+    *_breaches(
+        "ScatterUpdate",
+        ("SU-1", "updates of another type", retype("float32", "updates")),
+        ("SU-1", "scalar var", put("var", 1.0)),
+        ("SU-2", "an update too many", resize(updates=(4, 2, 4))),
+        ("SU-2", "updates of another width", resize(updates=(3, 2, 3))),
+        ("SU-3", "index past the end", put("indices", [4, 0, 6])),
+        ("SU-3", "negative index", put("indices", [4, -1, 5])),
+        ("SU-4", "row twice", put("indices", [4, 0, 4])),
+    ),
+    *_breaches(
+        "ScatterNdUpdate",
+        ("SN-4", "updates of another type", retype("float32", "updates")),
+        ("SN-1", "scalar var", put("var", 1.0)),
+        ("SN-1", "indices of rank 1", resize(indices=(2,))),
+        ("SN-1", "tuples longer than var", resize(indices=(2, 4), updates=(2,))),
+        ("SN-1", "empty tuples", resize(indices=(2, 0))),
+        ("SN-1", "updates of another slice", resize(updates=(2, 4))),
+        ("SN-1", "an update too many", resize(updates=(3, 3))),
+        ("SN-2", "index past the end", put("indices", [[1, 5], [3, 0]])),
+        ("SN-2", "negative index", put("indices", [[1, 2], [-1, 0]])),
+        ("SN-3", "slice twice", put("indices", [[1, 2], [1, 2]])),
     ),
 ]  # fmt: skip

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ir_ops.dtypes import Array
+from ir_ops.contract_rows import MOVED
+from ir_ops.dtypes import Array, by_name
 from ir_ops.layout import nz_block
 from tests.custom_ort.calls import EIGHT_BIT, FLOATS, Call, contents, values
 from tests.custom_ort.one_node import CHOSEN_TYPES
@@ -156,6 +157,44 @@ def scatter_pa_kv_cache(rng: Rng) -> Call:
     return Call(inputs, {"cache_mode": mode, "scatter_mode": scatter})
 
 
+def elements(rng: Rng, shape: tuple[int, ...], kind: str) -> Array:
+    """Small whole numbers in any element type."""
+    lowest = -8 if kind.startswith(("float", "bfloat", "int")) else 0
+    array: Array = rng.integers(lowest, 8, shape).astype(np.float32).astype(by_name(kind).np)
+    return array
+
+
+def moved_type(rng: Rng) -> str:
+    return str(pick(rng, [kind for kind in MOVED if by_name(kind).onnx is not None]))
+
+
+def scatter_update(rng: Rng) -> Call:
+    kind, count, row = moved_type(rng), int(rng.integers(1, 9)), leading(rng, 2)
+    shape = pick(rng, [(), (count,), (count, 2), (0,), (2, 1, count)])
+    named = int(np.prod(shape))
+    index = rng.permutation(named + int(rng.integers(1, 5)))
+    inputs = {
+        "var": elements(rng, (index.size, *row), kind),
+        "indices": index[:named].reshape(shape).astype(pick(rng, [np.int32, np.int64])),
+        "updates": elements(rng, (*shape, *row), kind),
+    }
+    return Call(inputs, {"use_locking": True} if rng.random() < 0.1 else {})
+
+
+def scatter_nd_update(rng: Rng) -> Call:
+    kind, named = moved_type(rng), tuple(int(rng.integers(1, 5)) for _ in range(int(rng.integers(1, 5))))
+    row = tuple(int(rng.integers(1, 70)) for _ in range(int(rng.integers(0, 3))))
+    most = int(np.prod(named))
+    shape = pick(rng, [(int(rng.integers(0, most + 1)),), (1, most), (most, 1, 1)])
+    places = rng.permutation(most)[: int(np.prod(shape))].reshape(shape)
+    inputs = {
+        "var": elements(rng, (*named, *row), kind),
+        "indices": np.stack(np.unravel_index(places, named), -1).astype(pick(rng, [np.int32, np.int64])),
+        "updates": elements(rng, (*shape, *row), kind),
+    }
+    return Call(inputs, {})
+
+
 CALLS: dict[str, Callable[[Rng], Call]] = {
     "RmsNorm": rms_norm,
     "AddRmsNorm": add_rms_norm,
@@ -166,5 +205,10 @@ CALLS: dict[str, Callable[[Rng], Call]] = {
     "DynamicQuant": dynamic_quant,
     "ApplyRotaryPosEmb": apply_rotary_pos_emb,
     "ScatterPaKvCache": scatter_pa_kv_cache,
+    "ScatterUpdate": scatter_update,
+    "ScatterNdUpdate": scatter_nd_update,
 }
 """Operator -> generator of legal calls."""
+
+MOVES = ("ScatterPaKvCache", "ScatterUpdate", "ScatterNdUpdate")
+"""Operators that compute nothing: their results have the same bits everywhere."""

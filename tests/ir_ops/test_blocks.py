@@ -139,11 +139,11 @@ def test_what_is_not_known_stays_unknown(name: str) -> None:
             key: TensorSpec(kinds[key], (None,) * array.ndim if rank else None) for key, array in call.inputs.items()
         }
         for product in ("generic", "950", "A3", "A2", "kirin"):
-            assert not [found for found in OPS[name].check(specs, {}, product) if found.severity == "error"]
-        for key, spec in OPS[name].infer(specs, {}).items():
+            assert not [found for found in OPS[name].check(specs, call.attrs, product) if found.severity == "error"]
+        for key, spec in OPS[name].infer(specs, call.attrs).items():
             if any(entry.ref for entry in OPS[name].outputs if entry.name == key):
                 continue
-            assert spec.dtype == by_numpy(OPS[name].reference(call.inputs, {})[key].dtype).name
+            assert spec.dtype == by_numpy(OPS[name].reference(call.inputs, call.attrs)[key].dtype).name
             assert spec.shape is None or set(spec.shape) <= {None, 1}
 
 
