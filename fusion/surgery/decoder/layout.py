@@ -10,6 +10,7 @@ import onnx_ir as ir
 from fusion.emit import Emitter
 from fusion.facts.graph import dtype_name
 from fusion.facts.growth import Growth
+from ir_ops.decode_plan import CachePort
 from ir_ops.dtypes import Array
 from ir_ops.layout import nz_block
 from ir_ops.ops import DOMAIN
@@ -66,6 +67,8 @@ class Cached:
         new: rows of the new tokens, ``[B, N, S, D]``; of one head in any form with these elements in this order.
         part: what it holds, as in :class:`ir_ops.decode_plan.CachePort`.
         scale: ``[N, D]``, of int8 caches; None for caches of the rows' own type.
+        halves: pairs of neighbouring columns are cached as a low and a high half, as in
+            :class:`ir_ops.decode_plan.CachePort`. Only of one head.
     """
 
     growth: Growth
@@ -74,6 +77,7 @@ class Cached:
     columns: int
     part: str
     scale: Array | None = None
+    halves: bool = False
 
     @property
     def own_dtype(self) -> str:
@@ -84,6 +88,20 @@ class Cached:
     def dtype(self) -> str:
         """Of the cache."""
         return self.own_dtype if self.scale is None else "int8"
+
+    def ordered(self, emit: Emitter, rows: ir.Value) -> ir.Value:
+        """Rows ``[.., D]`` with their columns as they are cached."""
+        if not self.halves:
+            return rows
+        column = np.arange(self.columns)
+        order = np.concatenate([column[0::2], column[1::2]])
+        return emit.pick_columns(rows, order, self.columns, f"{self.part}_halves")
+
+    def port(self, output: str, layer: int, pages: Pages) -> CachePort:
+        """The cache for the decode plan, after the write under the name ``output``."""
+        dims = pages.shape(self.heads, self.columns, self.dtype)
+        name = str(self.growth.past.name)
+        return CachePort(name, output, layer, self.part, pages.order, self.heads, self.columns, dims, self.halves)
 
     def scale_constant(self, emit: Emitter) -> ir.Value:
         """The scale by head and column, for who reads the cache."""
@@ -96,7 +114,7 @@ def rows_of(emit: Emitter, cached: Cached) -> ir.Value:
     new, part = emit.cast(cached.new, cached.own_dtype, cached.part), cached.part
     heads, columns = cached.heads, cached.columns
     if heads == 1:
-        return emit.reshape(new, [-1, 1, columns], part + "_rows")
+        return cached.ordered(emit, emit.reshape(new, [-1, 1, columns], part + "_rows"))
     turned = emit.node("Transpose", [new], part + "_by_token", {"perm": [0, 2, 1, 3]})
     rows = emit.reshape(turned, [-1, heads, columns], part + "_rows")
     return rows if cached.scale is None else _quantised(emit, rows, cached)

@@ -54,24 +54,10 @@ def tensor_scatter_update(call: EvalCall) -> Array:
     return y
 
 
-@evaluates("ScatterNdUpdate")
-def scatter_nd_update(call: EvalCall) -> Array:
-    var = np.array(call.x("var"))
-    var[_tuples(call, call.x("indices"), var.shape, False)] = call.x("updates")
-    return var
-
-
 @evaluates("ScatterNdAdd")
 def scatter_nd_add(call: EvalCall) -> Array:
     var = np.array(call.x("var"))
     np.add.at(var, _tuples(call, call.x("indices"), var.shape, False), call.x("updates"))
-    return var
-
-
-@evaluates("ScatterUpdate")
-def scatter_update(call: EvalCall) -> Array:
-    var = np.array(call.x("var"))
-    var[_checked(call, call.x("indices"), var.shape[0], False)] = call.x("updates")
     return var
 
 
