@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,9 +79,10 @@ class Table:
 
     Attributes:
         value: the source.
-        width: its last dim.
+        width: columns of its rows: its last dim, or the product of its last ``joined`` dims.
         columns: ``[R]`` column of each output column.
         per_batch, per_token: whether rows depend on the batch and on the token's number in it.
+        joined: how many of its last axes together are the columns; 2 for pairs of a cosine and a sine.
     """
 
     value: ir.Value
@@ -88,11 +90,12 @@ class Table:
     columns: Array
     per_batch: bool
     per_token: bool
+    joined: int = 1
 
     def same_as(self, other: Table) -> bool:
         return (
             self.value is other.value
-            and self.width == other.width
+            and (self.width, self.joined) == (other.width, other.joined)
             and (self.per_batch, self.per_token) == (other.per_batch, other.per_token)
             and np.array_equal(self.columns, other.columns)
         )
@@ -103,11 +106,21 @@ def table_of(part: Part, batch: int, tokens: int) -> Table | None:
     position, shape = part.position, part.source.shape
     if not shape or (position != position[:, :1]).any():
         return None
-    width = shape[-1]
+    for joined in range(1, min(2, len(shape)) + 1):
+        found = _rows_of_table(part, batch, tokens, joined)
+        if found is not None:
+            return found
+    return None
+
+
+def _rows_of_table(part: Part, batch: int, tokens: int, joined: int) -> Table | None:
+    """The same with the last ``joined`` axes of the source as columns."""
+    position, shape = part.position, part.source.shape
+    width = math.prod(shape[-joined:])
     row, column = position[:, 0] // width, position[:, 0] % width
     if (column != column[:1]).any() or (row != row[:, :1]).any():
         return None
-    rows, count = row[:, 0], int(np.prod(shape[:-1]))
+    rows, count = row[:, 0], math.prod(shape[:-joined])
     token = np.arange(len(rows))
     for per_batch, per_token, expected, size in (
         (True, True, token, len(rows)),
@@ -116,5 +129,5 @@ def table_of(part: Part, batch: int, tokens: int) -> Table | None:
         (False, False, token * 0, 1),
     ):
         if size == count and (rows == expected).all():
-            return Table(part.value, width, column[0], per_batch, per_token)
+            return Table(part.value, width, column[0], per_batch, per_token, joined)
     return None

@@ -11,7 +11,7 @@ from fusion.candidate import Refused
 from fusion.emit import Emitter
 from fusion.facts.cache_write import CacheWrite
 from fusion.facts.graph import GraphView, dims_of, dtype_name, uses
-from fusion.facts.operand import Columns, Table, columns_of, table_of
+from fusion.facts.operand import Columns, columns_of
 from fusion.facts.parameters import Part, Scale
 from fusion.facts.probe import Probe
 from fusion.facts.rows import Row
@@ -173,22 +173,6 @@ def agreed_columns(parts: list[Part], what: str) -> Columns:
             "token t of the value goes to slot t",
             "",
             parts[0].value,
-        )
-    return first
-
-
-def agreed_table(parts: list[tuple[Part, int, int]], name: str) -> Table:
-    """cos or sin that every probe reads alike."""
-    read = [table_of(*entry) for entry in parts]
-    first = read[0]
-    if first is None or any(other is None or not first.same_as(other) for other in read[1:]):
-        raise Refused(
-            "rope-tables",
-            f"{name} has one row for each token, or one for each position",
-            f"rows of {parts[0][0].value.name} in another order",
-            "token order",
-            "",
-            parts[0][0].value,
         )
     return first
 

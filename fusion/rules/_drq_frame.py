@@ -22,6 +22,7 @@ from fusion.facts.settle import settle, start_sizes
 from fusion.facts.sizes import Sizes
 from fusion.region import closure
 from fusion.rules import _cache_op as common
+from fusion.rules._tables import agreed_table
 from ir_ops.dtypes import Array
 
 FRESH_SEED = 5
@@ -154,7 +155,7 @@ class Frame:
         for number, rotation in enumerate(self.inputs.rotations):
             cos, sin = (rotation.cos_source, rotation.cos), (rotation.sin_source, rotation.sin)
             parts.append((Part(*(cos if name == "cos" else sin)), *self.split(number)))
-        return common.agreed_table(parts, name)
+        return agreed_table(parts, name)
 
     def feeds(self) -> list[ir.Value]:
         """The values at which the region begins."""

@@ -21,6 +21,7 @@ from fusion.facts.sizes import Sizes
 from fusion.facts.written import WrittenView
 from fusion.region import closure
 from fusion.rules import _cache_op as common
+from fusion.rules._tables import agreed_table
 from ir_ops.dtypes import Array
 
 FRESH_SEED = 5
@@ -122,7 +123,7 @@ class Frame:
             cos, sin = (rotation.cos_source, rotation.cos), (rotation.sin_source, rotation.sin)
             batch, tokens = self.split(number)
             parts.append((Part(*(cos if name == "cos" else sin)), batch, tokens))
-        return common.agreed_table(parts, name)
+        return agreed_table(parts, name)
 
     def feeds(self) -> list[ir.Value]:
         """The values at which the region begins."""

@@ -30,6 +30,7 @@ from fusion.rules import _cache_op as common
 from fusion.rules._mla_product import Product
 from fusion.rules._mla_query import Found, check_rows, check_weight, read_query
 from fusion.rules._mla_rope import Rope, read_rope
+from fusion.rules._tables import agreed_table
 from ir_ops.dtypes import Array
 
 FRESH_SEED = 5
@@ -198,8 +199,8 @@ class Frame:
                 (rotation.cos_source, rotation.cos) if name == "cos" else (rotation.sin_source, rotation.sin)
             )
             query.append((Part(source, position), *self._split(probe, source.shape)))
-        table = common.agreed_table(key, name)
-        own = common.agreed_table(query, name)
+        table = agreed_table(key, name)
+        own = agreed_table(query, name)
         if not own.same_as(table):
             raise Refused(
                 "mla-rope-tables", f"key and query are rotated by one {name}",

@@ -24,6 +24,7 @@ from fusion.facts.sizes import Sizes
 from fusion.region import closure
 from fusion.rules import _cache_op as common
 from fusion.rules._norm_rows import gamma_columns, through_norm
+from fusion.rules._tables import agreed_table
 from ir_ops.dtypes import Array
 
 FRESH_SEED = 5
@@ -159,7 +160,7 @@ class Frame:
             cos, sin = Part(rotation.cos_source, rotation.cos), Part(rotation.sin_source, rotation.sin)
             split = _split(rows.probes[number], rows.columns, rotation.cos_source.value)
             parts.append((cos if name == "cos" else sin, *split))
-        return common.agreed_table(parts, name)
+        return agreed_table(parts, name)
 
     def feeds(self) -> list[ir.Value]:
         """The values at which the region begins."""

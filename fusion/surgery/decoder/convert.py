@@ -20,6 +20,7 @@ from fusion.facts.latent import Latent, read_latent
 from fusion.facts.semantics import Conflict
 from fusion.facts.spine import find_spines
 from fusion.facts.terms import Unreadable
+from fusion.facts.turned import Turned, read_turned
 from fusion.facts.types import fill_types
 from fusion.result import Site
 from fusion.surgery.decoder.attend import attend
@@ -185,11 +186,23 @@ def _caches(view: GraphView, trial: Trial, attention: Attention) -> tuple[Latent
     else:
         sizes = [(1, latent.projection.weight.hidden), (1, int(latent.rope_columns.size))]
         parts = ("latent", "rope")
-    cached = [
+    first, second = [
         Cached(growth, new, heads, columns, part)
         for growth, new, (heads, columns), part in zip(growths, rows, sizes, parts, strict=True)
     ]
-    return latent, (cached[0], cached[1])
+    if latent is not None:
+        second = replace(second, halves=_keeps_pairs(view, trial, second.new))
+    return latent, (first, second)
+
+
+def _keeps_pairs(view: GraphView, trial: Trial, rows: ir.Value) -> bool:
+    """Whether rows are rotated in pairs of neighbours that stay neighbours, as DeepSeek-V2's complex numbers do.
+
+    The operators that write latent caches put such pairs into halves. Queries and keys in one other order have the
+    same products, and nobody else reads the cache: its columns may be in that order (docs/mla.md).
+    """
+    turned = read_turned(view, trial.probe, rows)
+    return isinstance(turned, Turned) and turned.mode == "interleave"
 
 
 def _quantised(sites: Sequence[_Site], measured: Mapping[str, Measured]) -> list[_Site]:
@@ -308,11 +321,7 @@ class _Rewriting:
         self._done.append(self._record(site, layer))
         for item, value in zip(cached, outs, strict=True):
             replaced.append((item.growth.present, value))
-            dims = pages.shape(item.heads, item.columns, item.dtype)
-            name = str(item.growth.past.name)
-            ports.append(
-                CachePort(name, str(value.name), layer, item.part, pages.order, item.heads, item.columns, dims)
-            )
+            ports.append(item.port(str(value.name), layer, pages))
         return {id(item.growth.past): value for item, value in zip(cached, ins, strict=True)}
 
     def _record(self, site: _Site, layer: int) -> Site:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from fusion.emit import Emitter
 from fusion.facts.graph import dtype_name
 from fusion.facts.growth import Growth
+from ir_ops.decode_plan import CachePort
 from ir_ops.dtypes import Array, by_name
 from ir_ops.layout import nz_block
 from ir_ops.ops import DOMAIN
@@ -67,6 +68,8 @@ class Cached:
         part: what it holds, as in :class:`ir_ops.decode_plan.CachePort`.
         scale: ``[N, D]``, of int8 caches; None for caches of floats.
         kept: the float type of the cache where it is narrower than the rows; empty: theirs.
+        halves: pairs of neighbouring columns are cached as a low and a high half, as in
+            :class:`ir_ops.decode_plan.CachePort`. Only of one head.
     """
 
     growth: Growth
@@ -76,6 +79,7 @@ class Cached:
     part: str
     scale: Array | None = None
     kept: str = ""
+    halves: bool = False
 
     @property
     def own_dtype(self) -> str:
@@ -86,6 +90,20 @@ class Cached:
     def dtype(self) -> str:
         """Of the cache."""
         return "int8" if self.scale is not None else self.kept or self.own_dtype
+
+    def ordered(self, emit: Emitter, rows: ir.Value) -> ir.Value:
+        """Rows ``[.., D]`` with their columns as they are cached."""
+        if not self.halves:
+            return rows
+        column = np.arange(self.columns)
+        order = np.concatenate([column[0::2], column[1::2]])
+        return emit.pick_columns(rows, order, self.columns, f"{self.part}_halves")
+
+    def port(self, output: str, layer: int, pages: Pages) -> CachePort:
+        """The cache for the decode plan, after the write under the name ``output``."""
+        dims = pages.shape(self.heads, self.columns, self.dtype)
+        name = str(self.growth.past.name)
+        return CachePort(name, output, layer, self.part, pages.order, self.heads, self.columns, dims, self.halves)
 
     def scale_constant(self, emit: Emitter) -> ir.Value:
         """The scale by head and column, for who reads the cache."""
@@ -99,7 +117,7 @@ def rows_of(emit: Emitter, cached: Cached) -> ir.Value:
     heads, columns = cached.heads, cached.columns
     if heads > 1:
         new = emit.node("Transpose", [new], part + "_by_token", {"perm": [0, 2, 1, 3]})
-    rows = emit.reshape(new, [-1, heads, columns], part + "_rows")
+    rows = cached.ordered(emit, emit.reshape(new, [-1, heads, columns], part + "_rows"))
     if cached.scale is not None:
         return _quantised(emit, rows, cached)
     return rows if cached.dtype == cached.own_dtype else emit.cast(rows, cached.dtype, part + "_kept")
