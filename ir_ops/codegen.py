@@ -62,7 +62,7 @@ def header(operator: Operator) -> str:
 
 
 def _camel(name: str) -> str:
-    return "".join(part.capitalize() for part in name.split("_"))
+    return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
 
 
 def _enum(name: str, values: Iterable[str]) -> str:

@@ -80,6 +80,11 @@ def scatter_nd_update(attrs: Attrs, var: Array, index: Array, updates: Array) ->
     return result
 
 
+@movement("TensorMove", (0,), DOMAIN)
+def tensor_move(attrs: Attrs, x: Array) -> Array:
+    return x
+
+
 def _shapes(operator: Operator) -> Callable[[Attrs, Operands], list[tuple[int, ...]]]:
     def shapes(attrs: Attrs, operands: Operands) -> list[tuple[int, ...]]:
         specs = {
