@@ -2,8 +2,8 @@
 
 Each fixture has something of its own: MLA whose caches have lengths of two names (GLM-4-MoE-Lite), norms
 with ``1 + w`` and a sliding window (Gemma 3), interleaved pairs in half of the columns and norms behind attention
-(GLM-4), packed projections (Phi-3), a gated attention and a rotation of a quarter of the columns (Qwen3-Next), cosines of
-three grids (Qwen3.5), a layer norm that is none of ours (Cohere).
+(GLM-4), packed projections (Phi-3), a gated attention and a rotation of a quarter of the columns (Qwen3-Next), cosines
+of three grids (Qwen3.5), a layer norm that is none of ours (Cohere).
 """
 
 from __future__ import annotations
