@@ -15,6 +15,7 @@ from fusion.candidate import BLOCK, Candidate, Refused, Rule
 from fusion.emit import Emitter
 from fusion.facts.analysis import Facts, analyse
 from fusion.facts.types import clear_types, fill_types
+from fusion.once import compute_once
 from fusion.proof import Disproved, Prover
 from fusion.result import ASSUMPTIONS_KEY, Proof, Refusal, Site
 from fusion.rules import all_rules
@@ -241,6 +242,7 @@ def apply(model: ir.Model, found: Found, pack: Pack = "auto") -> list[Site]:
     removed = {id(candidate): len(candidate.region) for candidate, _ in found.proven}
     if found.proven:
         model.opset_imports.setdefault(DOMAIN, DOMAIN_VERSION)
+        compute_once(candidate for candidate, _ in found.proven)
         _tidy(model)
         if _pack(graph, [candidate for candidate, _ in found.proven], pack):
             _tidy(model)

@@ -13,14 +13,14 @@ void RotateHalf(const float* x, const float* cos, const float* sin, size_t n, fl
   for (size_t j = half; j < n; ++j) y[j] = x[j] * cos[j] + x[j - half] * sin[j];
 }
 
+}  // namespace
+
 void RotateInterleaved(const float* x, const float* cos, const float* sin, size_t n, float* y) {
   for (size_t j = 0; j + 1 < n; j += 2) {
     y[j] = x[j] * cos[j] - x[j + 1] * sin[j];
     y[j + 1] = x[j + 1] * cos[j + 1] + x[j] * sin[j + 1];
   }
 }
-
-}  // namespace
 
 Rotation::Rotation(const RowKernels& kernels, Rotary mode, const Tensor& x, const Tensor& cos, const Tensor& sin,
                    const float* matrix)

@@ -13,6 +13,7 @@ from fusion.facts.parameters import Scale
 from fusion.facts.rows import Row
 from fusion.rules import _cache_op as common
 from fusion.rules._kv_frame import Frame
+from fusion.rules._tables import table_rows
 from ir_ops.dtypes import Array, by_name
 
 Dims = Sequence[int | ir.Value]
@@ -95,11 +96,11 @@ class Operands:
 
     def table(self, table: Table, name: str) -> ir.Value:
         """cos or sin as ``[B, 1, S, width]`` in the frame."""
-        value = self.emit.pick_columns(self._in_type(table.value, name), table.columns, table.width, name + "_columns")
-        return self._flat_table(value, table, name) if self.frame.flat else self._batch_table(value, table, name)
+        value, shape = table_rows(self.frame, table, name)
+        form = self._flat_table if self.frame.flat else self._batch_table
+        return form(value, shape, table, name)
 
-    def _flat_table(self, value: ir.Value, table: Table, name: str) -> ir.Value:
-        shape = self.frame.shape(table.value)
+    def _flat_table(self, value: ir.Value, shape: tuple[int, ...], table: Table, name: str) -> ir.Value:
         if not (table.per_batch and (table.per_token or self.frame.split(0)[1] == 1)):
             value, shape = self._spread(value, table, name), ()
         if len(shape) == 4 and shape[1:3] == (1, 1):
@@ -117,8 +118,8 @@ class Operands:
         target = self.emit.shape_vector([self.frame.batch_dim(), tokens, 1], name + "_shape")
         return self.emit.node("Expand", [rows, target], name + "_spread")
 
-    def _batch_table(self, value: ir.Value, table: Table, name: str) -> ir.Value:
-        width, shape = len(table.columns), self.frame.shape(table.value)
+    def _batch_table(self, value: ir.Value, shape: tuple[int, ...], table: Table, name: str) -> ir.Value:
+        width = len(table.columns)
         if table.per_batch and table.per_token:
             if len(shape) == 4 and shape[1] == 1:
                 return value

@@ -16,6 +16,7 @@ from fusion.facts.rows import Row
 from fusion.rules import _cache_op as common
 from fusion.rules._mla_frame import Frame
 from fusion.rules._mla_product import Product
+from fusion.rules._tables import rows_shape, table_rows
 from ir_ops.dtypes import Array, by_name
 
 NAMES = ("kv_cache", "kr_cache")
@@ -145,9 +146,9 @@ class Operands:
     def table(self, table: Table, name: str) -> ir.Value:
         """cos or sin as ``[T, Dr]`` or ``[B, S, Dr]``."""
         frame, emit = self.frame, self.emit
-        value = common.in_type(emit, frame.view, table.value, frame.kind, frame.region_ids, name)
-        value = emit.pick_columns(value, table.columns, table.width, name + "_columns")
-        width, shapes = len(table.columns), [probe.shape(table.value) or () for probe in frame.trials]
+        value, _ = table_rows(frame, table, name)
+        width = len(table.columns)
+        shapes = [rows_shape(table, probe.shape(table.value) or ()) for probe in frame.trials]
         leads = [(probe.shape(self.site.tokens) or ())[:-1] for probe in frame.trials]
         if frame.flat:
             leads = [(int(np.prod(lead)),) for lead in leads]

@@ -34,7 +34,10 @@ INLINE_LIMIT = 2**31 - MARGIN
 FILE_LIMIT = 2**31 - 2**20
 """Size that no file written here reaches."""
 SMALL = 1024
-"""Constants up to this size stay inline always: GE reads many of them while it compiles."""
+"""Constants up to this size stay inline, but for weights that have a place in external data: GE reads many of them, and
+integers above all, while it compiles."""
+_STRUCTURE = ("int32", "int64", "bool")
+"""Element types of shapes, axes, indices and masks."""
 _ALIGNMENT = 4096
 _CHUNK = 1 << 24
 
@@ -88,7 +91,7 @@ class WeightPlan:
 
     def add(self, builder: GraphBuilder, tensor: ir.TensorProtocol, dtype: DType, shape: Shape, name: str) -> Tensor:
         """The constant node of a weight."""
-        if self.mode == "inline" or tensor.nbytes <= SMALL:
+        if self._is_inline(tensor, dtype):
             self.inline_bytes += tensor.nbytes
             return builder.const_bytes(_read(tensor, name), dtype, shape, name=name)
         if self.mode == "file-per-tensor":
@@ -108,7 +111,7 @@ class WeightPlan:
         FileConstant says nothing of formats, so a packed weight that does not go into the ``.air`` file gets a file of
         its own.
         """
-        inline = self.mode == "inline" or tensor.nbytes <= SMALL
+        inline = self._is_inline(tensor, dtype)
         stays = self.mode == "external" and isinstance(tensor, ir.ExternalTensor)
         if self.nz == "never" or (self.nz == "auto" and stays and not inline):
             return None
@@ -120,6 +123,13 @@ class WeightPlan:
             return self._own_file(builder, tensor, dtype, shape, name, FRACTAL_NZ)
         self.inline_bytes += tensor.nbytes
         return builder.const_bytes(_read(tensor, name), dtype, shape, name=name, layout=FRACTAL_NZ)
+
+    def _is_inline(self, tensor: ir.TensorProtocol, dtype: DType) -> bool:
+        """Whether a constant goes into the ``.air`` file."""
+        if self.mode == "inline" or not tensor.nbytes:
+            return True
+        refers = self.mode == "external" and isinstance(tensor, ir.ExternalTensor)
+        return tensor.nbytes <= SMALL and not (refers and dtype.name not in _STRUCTURE)
 
     # ------------------------------------------------------------------------------------------------ own files
 

@@ -27,8 +27,12 @@ def gather(call: EvalCall) -> Array:
 
 @evaluates("GatherElements")
 def gather_elements(call: EvalCall) -> Array:
-    x, axis = call.x("x"), int(call.attr("dim"))
-    return np.take_along_axis(x, _checked(call, call.x("index"), x.shape[axis], False), axis=axis)
+    """The index may be smaller than x: what lies behind it along the other axes is left out."""
+    x, index = call.x("x"), call.x("index")
+    axis = int(call.attr("dim")) % max(x.ndim, 1)
+    places = _checked(call, index, x.shape[axis], False)
+    part = tuple(slice(None) if i == axis else slice(size) for i, size in enumerate(index.shape))
+    return np.take_along_axis(x[part], places, axis=axis)
 
 
 def _tuples(call: EvalCall, indices: Array, shape: tuple[int, ...], negative: bool) -> tuple[Array, ...]:
@@ -50,24 +54,10 @@ def tensor_scatter_update(call: EvalCall) -> Array:
     return y
 
 
-@evaluates("ScatterNdUpdate")
-def scatter_nd_update(call: EvalCall) -> Array:
-    var = np.array(call.x("var"))
-    var[_tuples(call, call.x("indices"), var.shape, False)] = call.x("updates")
-    return var
-
-
 @evaluates("ScatterNdAdd")
 def scatter_nd_add(call: EvalCall) -> Array:
     var = np.array(call.x("var"))
     np.add.at(var, _tuples(call, call.x("indices"), var.shape, False), call.x("updates"))
-    return var
-
-
-@evaluates("ScatterUpdate")
-def scatter_update(call: EvalCall) -> Array:
-    var = np.array(call.x("var"))
-    var[_checked(call, call.x("indices"), var.shape[0], False)] = call.x("updates")
     return var
 
 

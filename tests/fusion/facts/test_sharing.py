@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+import fusion
 from fusion.facts import sharing
 from fusion.facts.analysis import analyse
 from fusion.facts.cache_write import CacheWrite
@@ -16,6 +17,8 @@ from fusion.facts.rows import Row, read_row
 from models.architecture import PRESETS, tiny
 from models.decoder import Options, build
 from models.weights import RandomWeights
+from tests.fusion.zoo.spec import Spec
+from tests.fusion.zoo.spellings import Preamble
 
 
 def graph(name: str, cache: str, layers: int = 3) -> tuple[ir.Graph, int]:
@@ -55,6 +58,15 @@ def test_shared_facts_are_those_of_reading_each_layer(name: str, cache: str, mon
         assert [value.name for value in mine.updates] == [value.name for value in its.updates]
         assert mine.slots.value.name == its.slots.value.name
         assert all(np.array_equal(a.source, b.source) for a, b in zip(mine.probes, its.probes, strict=True))
+
+
+def test_slots_that_each_layer_computes_anew_are_its_own() -> None:
+    model = ir.from_proto(Preamble(Spec(layers=3, write="from_start")).model())
+    found = analyse(model.graph, 18)
+    spots = [write.slots.value.producer() for write in found.writes]
+    assert len({id(node) for node in spots}) == 6
+    assert all(isinstance(row, Row) for row in found.rows)
+    assert fusion.fuse(model).count("KvRmsNormRopeCache") == 3
 
 
 def test_a_write_is_read_once_for_each_form_of_cache(monkeypatch: pytest.MonkeyPatch) -> None:
