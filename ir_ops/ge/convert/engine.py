@@ -20,6 +20,7 @@ from ir_ops.ge.convert.fold import fold, folded_dtype, nonneg_outputs
 from ir_ops.ge.convert.load import attributes, opset, plain_domain
 from ir_ops.ge.convert.operand import Operand, settle
 from ir_ops.ge.convert.registry import Converter, find_converter
+from ir_ops.ge.convert.spelled import spelled_attention
 from ir_ops.ge.convert.unsupported import Unsupported
 from ir_ops.ge.convert.weights import WeightPlan, content
 from ir_ops.ge.infer.call import Known
@@ -207,7 +208,7 @@ class Engine:
             self.attention,
             self._store,
         )
-        made = converter.run(call)
+        made = spelled_attention(call, node, self._values) or converter.run(call)
         tensors = [made] if isinstance(made, Tensor) else made.flat() if isinstance(made, Outputs) else list(made)
         signs = nonneg_outputs(node.op_type, inputs, attrs, count) if not domain else [False] * count
         for i, value in enumerate(node.outputs):

@@ -279,12 +279,13 @@ for _name in _UNARY:
 @folds("Where")
 def _where(inputs: Sequence[Operand | None], attrs: Attrs, version: int) -> Known:
     condition = _known(inputs, 0)
-    if condition.dtype != object:
+    shapes = [operand.shape for operand in inputs if operand is not None and operand.shape is not None]
+    if condition.dtype != object and len(shapes) == 3 and all(dim >= 0 for shape in shapes for dim in shape):
         # one side may be unknown where the condition never picks it
         if condition.all():
-            return np.broadcast_to(_known(inputs, 1), np.broadcast_shapes(condition.shape, _known(inputs, 1).shape))
+            return np.broadcast_to(_known(inputs, 1), np.broadcast_shapes(*shapes))
         if not condition.any():
-            return np.broadcast_to(_known(inputs, 2), np.broadcast_shapes(condition.shape, _known(inputs, 2).shape))
+            return np.broadcast_to(_known(inputs, 2), np.broadcast_shapes(*shapes))
     pick = np.frompyfunc(lambda c, a, b: None if c is None else a if c else b, 3, 1)
     return np.asarray(pick(condition, _known(inputs, 1), _known(inputs, 2)), dtype=object)
 
@@ -297,13 +298,16 @@ def _cast(inputs: Sequence[Operand | None], attrs: Attrs, version: int) -> Known
         return None
     if known.dtype != object:
         return known.astype(target.np)
-    return None if target.is_float else known
+    if target.is_float:
+        return None
+    # what is known of dims fits every integer type that exporters cast them to
+    return known if target.name in ("int64", "int32") else None
 
 
 @folds("ReduceProd")
 def _reduce_prod(inputs: Sequence[Operand | None], attrs: Attrs, version: int) -> Known | None:
-    x = _known(inputs, 0)
-    if x.ndim != 1 or x.dtype == object:
+    x, axes = _known(inputs, 0), _axes(inputs, 1, attrs)
+    if x.ndim != 1 or x.dtype == object or (not axes and attrs.get("noop_with_empty_axes", 0)):
         return None
     result = np.prod(x, dtype=x.dtype)
     return np.asarray([result] if attrs.get("keepdims", 1) else result)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ir_ops.dtypes import Array, DType, by_name
+from ir_ops.dtypes import Array, DType, by_name, by_onnx
 from ir_ops.ge.convert.call import FLOATS, NodeCall
 from ir_ops.ge.convert.matmul import product
 from ir_ops.ge.convert.registry import MICROSOFT, Result, converts
@@ -37,7 +37,7 @@ def _refuse_blocks(n: NodeCall) -> None:
 def quantize(n: NodeCall) -> Result:
     n.require(*FLOATS)
     _refuse_blocks(n)
-    target = n.dtype(2).name if n.has(2) else "uint8"
+    target = n.dtype(2).name if n.has(2) else _declared_target(n)
     if target != "int8":
         raise Unsupported(f"QuantizeLinear to {target}", "int8")
     axis = n.axis(int(n.attr("axis", 1)), n.rank(0)) if n.rank(1) == 1 and n.arg(1).type.numel != 1 else n.rank(0) - 1
@@ -47,6 +47,15 @@ def quantize(n: NodeCall) -> Result:
     offset = _offset(n)
     attrs = {"dst_type": 2, "axis": -1, "round_mode": "round", **mark}
     return n.emit("AscendQuantV2", {"x": n.x(0), "scale": scale, "offset": offset}, attrs)
+
+
+def _declared_target(n: NodeCall) -> str:
+    """The type that the attribute names (from opset 21), by default uint8."""
+    number = int(n.attr("output_dtype", 0))
+    try:
+        return by_onnx(number).name if number else "uint8"
+    except KeyError:
+        return f"element type {number}"
 
 
 def _vector_of(array: Array, dtype: DType) -> Array:
@@ -71,10 +80,9 @@ def _offset(n: NodeCall) -> Tensor | None:
         if not values.any():
             return None
         # an offset has the shape of the scale
-        count = n.arg(1).type.numel or 1
-        return n.builder.const(
-            np.broadcast_to(_vector_of(values, n.dtype(0)), (count,)).copy(), name=f"{n.name}/offset"
-        )
+        vector = _vector_of(values, n.dtype(0))
+        count = max(n.arg(1).type.numel or 1, vector.size)
+        return n.builder.const(np.broadcast_to(vector, (count,)).copy(), name=f"{n.name}/offset")
     flat = n.emit("Reshape", {"x": n.x(2), "shape": n.vector([-1])}, part="offset_vector")
     return n.cast(flat, n.dtype(0), "offset")
 
@@ -98,8 +106,9 @@ def dequantize(n: NodeCall) -> Result:
 @converts(
     "DynamicQuantizeLinear",
     dtypes="float32 -> uint8",
-    ge="ReduceMax, ReduceMin, Sub, RealDiv, Round, ClipByValue, Cast",
-    note="spelled out: GE's DynamicQuant is symmetric int8 for each row, another function",
+    ge="ReduceMax, ReduceMin, Sub, RealDiv, Equal, SelectV2, Round, ClipByValue, Cast",
+    note="spelled out: GE's DynamicQuant is symmetric int8 for each row, another function; "
+    "of zeros alone the scale is 1, as in ONNX Runtime",
 )
 def dynamic_quantize(n: NodeCall) -> Result:
     n.require("float32")
@@ -111,7 +120,10 @@ def dynamic_quantize(n: NodeCall) -> Result:
 
     high, low = extreme("Max", "Maximum"), extreme("Min", "Minimum")
     reach = n.emit("Sub", {"x1": high, "x2": low}, part="range")
-    scale = n.emit("RealDiv", {"x1": reach, "x2": n.scalar(255.0, "float32")}, part="scale")
+    step = n.emit("RealDiv", {"x1": reach, "x2": n.scalar(255.0, "float32")}, part="step")
+    # nothing but zeros: any scale is right, and 0 would divide
+    flat = n.emit("Equal", {"x1": reach, "x2": zero}, part="is_flat")
+    scale = n.emit("SelectV2", {"condition": flat, "then": n.scalar(1.0, "float32"), "else": step}, part="scale")
     start = n.emit(
         "RealDiv", {"x1": n.emit("Sub", {"x1": zero, "x2": low}, part="minus_min"), "x2": scale}, part="start"
     )

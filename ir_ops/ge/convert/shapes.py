@@ -145,6 +145,8 @@ def split(n: NodeCall) -> Result:
                 n.note(f"{n.name}: an unknown dim is split into {count} equal parts; ONNX allows a smaller last one")
             return n.emit_all("Split", {"split_dim": place, "x": n.x(0)}, {"num_split": count})
         part = -(-whole // count)
+        if part * (count - 1) > whole:
+            raise Unsupported(f"a dim of {whole} in {count} parts of {part}", "sizes")
         sizes = [part] * (count - 1) + [whole - part * (count - 1)]
     inputs = {"x": n.x(0), "size_splits": n.vector([int(item) for item in sizes]), "split_dim": place}
     return n.emit_all("SplitV", inputs, {"num_split": count})

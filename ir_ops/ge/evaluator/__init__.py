@@ -83,6 +83,8 @@ def _checked(model: Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
     wanted = {entry.name: entry.type for entry in inputs_of(model)}
     # names as the ONNX model had them, before characters that GE does not take were replaced
     inputs = {name if name in wanted else sanitise(name): array for name, array in inputs.items()}
+    # an input that can only be empty is a constant of the graph: GE has no such inputs
+    inputs = {name: array for name, array in inputs.items() if name in wanted or np.asarray(array).size}
     unknown, absent = sorted(set(inputs) - set(wanted)), sorted(set(wanted) - set(inputs))
     if unknown or absent:
         found = "; ".join(f"{what} {names}" for what, names in (("unknown", unknown), ("missing", absent)) if names)

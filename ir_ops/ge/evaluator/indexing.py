@@ -27,8 +27,12 @@ def gather(call: EvalCall) -> Array:
 
 @evaluates("GatherElements")
 def gather_elements(call: EvalCall) -> Array:
-    x, axis = call.x("x"), int(call.attr("dim"))
-    return np.take_along_axis(x, _checked(call, call.x("index"), x.shape[axis], False), axis=axis)
+    """The index may be smaller than x: what lies behind it along the other axes is left out."""
+    x, index = call.x("x"), call.x("index")
+    axis = int(call.attr("dim")) % max(x.ndim, 1)
+    places = _checked(call, index, x.shape[axis], False)
+    part = tuple(slice(None) if i == axis else slice(size) for i, size in enumerate(index.shape))
+    return np.take_along_axis(x[part], places, axis=axis)
 
 
 def _tuples(call: EvalCall, indices: Array, shape: tuple[int, ...], negative: bool) -> tuple[Array, ...]:

@@ -30,6 +30,7 @@ def refusal(case: Case, **options: Any) -> str:
     ("case", "text"),
     [
         (Case("Celu", [X]), "1 x Celu: no conversion"),
+        (Case("Split", [X[0, 0, :1].repeat(5)], {"num_outputs": 4}, outputs=4), "a dim of 5 in 4 parts of 2, nearest"),
         (Case("GlobalMaxPool", [X]), "no conversion"),
         (Case("GatherND", [X, IDS], {"batch_dims": 1}), "GatherND with batch_dims, nearest: batch_dims=0"),
         (
