@@ -276,6 +276,25 @@ def widens(narrow: str, wide: str) -> bool:
     return (wide == "float32" and narrow in ("float16", "bfloat16")) or (wide == "float64" and "float" in narrow)
 
 
+def row_types(rows: Sequence[Row], sources: Sequence[ir.Value]) -> set[str]:
+    """The float types of plain rows: those of their caches, or float32 where these keep float32 rows narrower."""
+    plain = [row for row in rows if row.peeled is None]
+    kept = {dtype_name(row.write.cache) for row in plain}
+    wide = all(dtype_name(source) == "float32" for source in sources)
+    if wide and plain and all(widens(kind, "float32") for kind in kept) and all(_made_wide(row) for row in plain):
+        return {"float32"}
+    return kept
+
+
+def _made_wide(row: Row) -> bool:
+    """Whether rows are float32 until they are rounded for their cache."""
+    value: ir.Value | None = row.start
+    while value is not None and dtype_name(value) != "float32":
+        node = value.producer()
+        value = None if node is None else _moved(node)
+    return value is not None
+
+
 def constant_in_type(emit: Emitter, view: GraphView, value: ir.Value, kind: str, what: str) -> ir.Value:
     """A parameter in the operator's type; one of a wider type only when its numbers fit without loss."""
     own = dtype_name(value)
@@ -326,13 +345,19 @@ def delivered_candidates(view: GraphView, row: Row, kind: str) -> list[ir.Value]
     return found[::-1]
 
 
-def _carried(view: GraphView, node: ir.Node, parameters: set[int]) -> ir.Value | None:
-    """The operand whose elements a node only moves, or scales by a quantisation parameter."""
+def _moved(node: ir.Node) -> ir.Value | None:
+    """The operand whose elements a node only moves, or rounds to another type."""
     definition = lookup(node.domain, node.op_type)
     if definition is not None and definition.moves is not None and (definition.moves != (-1,) or len(node.inputs) == 1):
         return node.inputs[0]
-    if node.op_type == "Cast":
-        return node.inputs[0]
+    return node.inputs[0] if node.op_type == "Cast" else None
+
+
+def _carried(view: GraphView, node: ir.Node, parameters: set[int]) -> ir.Value | None:
+    """The operand whose elements a node only moves, or scales by a quantisation parameter."""
+    moved = _moved(node)
+    if moved is not None:
+        return moved
     if node.op_type in ("Mul", "Div", "Add", "Sub"):
         for data, other in ((0, 1), (1, 0)):
             side = node.inputs[other]

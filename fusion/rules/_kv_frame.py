@@ -84,8 +84,8 @@ class Frame:
         self.region_ids = {id(node) for node in self.region}
 
     def _kind(self) -> str:
-        """The operator's float type: that of the plain caches, else of the projected row."""
-        plain = {dtype_name(row.write.cache) for row in self.inputs.rows if row.peeled is None}
+        """The operator's float type: that of the plain rows, else of the projected row."""
+        plain = common.row_types(self.inputs.rows, [self.key_columns.value, self.value_columns.value])
         if len(plain) > 1:
             raise Refused("mixed-types", "both plain caches have one type", " and ".join(sorted(plain)), "one type")
         return plain.pop() if plain else dtype_name(self.key_columns.value)

@@ -174,8 +174,8 @@ class Frame:
     # types, tables ------------------------------------------------------------------------------------------------
 
     def _kind(self) -> str:
-        """T: that of the plain caches, else of weight_uk."""
-        plain = {dtype_name(row.write.cache) for row in self.site.rows if row.peeled is None}
+        """T: that of the plain rows, else of weight_uk."""
+        plain = common.row_types(self.site.rows, [self.site.query.contraction.weight])
         plain |= {dtype_name(self.site.query.contraction.weight)}
         if len(plain) > 1:
             raise Refused(

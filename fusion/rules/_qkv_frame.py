@@ -133,8 +133,8 @@ class Frame:
         return self.v
 
     def _kind(self) -> str:
-        """The operator's float type: that of the plain caches, else of the projected row."""
-        plain = {dtype_name(row.write.cache) for row in self.rows if row.peeled is None}
+        """The operator's float type: that of the plain rows, else of the projected row."""
+        plain = common.row_types(self.rows, [self.k.columns.value, self.v.value])
         if len(plain) > 1:
             raise Refused("mixed-types", "both plain caches have one type", " and ".join(sorted(plain)), "one type")
         return plain.pop() if plain else dtype_name(self.k.columns.value)
