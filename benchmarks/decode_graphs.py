@@ -51,12 +51,13 @@ class Decoder:
         """The decoder as an exporter writes it: caches grow by Concat."""
         return build(self.model, Options(cache="growth"), RandomWeights(0))
 
-    def converted(self, cache: Any, capacity: int) -> onnx.ModelProto:
+    def converted(self, cache: Any, capacity: int = 0, kv_dtype: Any = None) -> onnx.ModelProto:
         """The export with caches in place, ``auto`` (paged) or ``contiguous`` (with this capacity), and fused."""
         import fusion
 
         capacity = capacity if cache == "contiguous" else 0
-        model: onnx.ModelProto = fusion.fuse(self.export, cache=cache, functions=False, capacity=capacity).model
+        result = fusion.fuse(self.export, cache=cache, functions=False, capacity=capacity, kv_dtype=kv_dtype)
+        model: onnx.ModelProto = result.model
         return model
 
     def open(self, model: onnx.ModelProto) -> Any:
@@ -130,8 +131,9 @@ def in_place(decoder: Decoder, model: onnx.ModelProto, now: State, room: int, ti
     """
     capacity = room * times
     run = custom_ort.DecodeSession(model, max_sequences=now.batch, capacity=capacity, sess_options=decoder.options)
+    kinds = {name: run.cache_type(name) for name in now.rows}
     for number in range(now.batch):
-        run.load({name: rows[number].transpose(1, 0, 2) for name, rows in now.rows.items()})
+        run.load({name: rows[number].transpose(1, 0, 2).astype(kinds[name]) for name, rows in now.rows.items()})
 
     def step() -> Array:
         return run.step(now.ids)

@@ -59,6 +59,12 @@ KVFUSE_OP V SumsOf(const V* x) {
   return _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
 }
 
+// Eight numbers are a vector.
+KVFUSE_OP V Repeat8(const float* x) { return Load(x); }
+KVFUSE_OP V Spread8(const float* x) { return Set(*x); }
+KVFUSE_OP V SumsOf8(const V* x) { return SumsOf(x); }
+KVFUSE_OP void AddTo8(float* y, V x) { Store(y, Add(Load(y), x)); }
+
 #include "attention_impl.inc"
 
 #undef KVFUSE_OP

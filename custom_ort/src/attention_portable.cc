@@ -77,6 +77,12 @@ KVFUSE_OP V SumsOf(const V* x) {
   return Each([=](size_t i) { return SumOf(x[i]); });
 }
 
+// Eight numbers are a vector.
+KVFUSE_OP V Repeat8(const float* x) { return Load(x); }
+KVFUSE_OP V Spread8(const float* x) { return Set(*x); }
+KVFUSE_OP V SumsOf8(const V* x) { return SumsOf(x); }
+KVFUSE_OP void AddTo8(float* y, const V& x) { Store(y, Add(Load(y), x)); }
+
 #include "attention_impl.inc"
 
 #undef KVFUSE_OP

@@ -103,31 +103,34 @@ class Table:
 
 def table_of(part: Part, batch: int, tokens: int) -> Table | None:
     """Reads positions ``[T, N, R]`` of cos or sin; None when rows are out of order or differ by head."""
-    position, shape = part.position, part.source.shape
-    if not shape or (position != position[:, :1]).any():
-        return None
-    for joined in range(1, min(2, len(shape)) + 1):
-        found = _rows_of_table(part, batch, tokens, joined)
-        if found is not None:
-            return found
-    return None
+    return table_in(part.value, np.arange(math.prod(part.source.shape)).reshape(part.source.shape), part.position,
+                    batch, tokens)  # fmt: skip
 
 
-def _rows_of_table(part: Part, batch: int, tokens: int, joined: int) -> Table | None:
-    """The same with the last ``joined`` axes of the source as columns."""
-    position, shape = part.position, part.source.shape
-    width = math.prod(shape[-joined:])
-    row, column = position[:, 0] // width, position[:, 0] % width
-    if (column != column[:1]).any() or (row != row[:, :1]).any():
+def table_in(value: ir.Value, held: Array, wanted: Array, batch: int, tokens: int) -> Table | None:
+    """The same of a value that holds elements of the source: ``held`` are their positions, in the value's shape."""
+    if (wanted != wanted[:, :1]).any():
         return None
-    rows, count = row[:, 0], math.prod(shape[:-joined])
-    token = np.arange(len(rows))
-    for per_batch, per_token, expected, size in (
-        (True, True, token, len(rows)),
+    token = np.arange(len(wanted))
+    forms = (
+        (True, True, token, len(wanted)),
         (False, True, token % tokens, tokens),
         (True, False, token // tokens, batch),
         (False, False, token * 0, 1),
-    ):
-        if size == count and (rows == expected).all():
-            return Table(part.value, width, column[0], per_batch, per_token, joined)
+    )
+    for joined in range(1, min(2, held.ndim) + 1):
+        rows = held.reshape(-1, math.prod(held.shape[-joined:]))
+        for per_batch, per_token, row, count in forms:
+            columns = _columns_in(rows[row], wanted[:, 0]) if count == len(rows) else None
+            if columns is not None:
+                return Table(value, rows.shape[1], columns, per_batch, per_token, joined)
     return None
+
+
+def _columns_in(rows: Array, wanted: Array) -> Array | None:
+    """Which column of ``rows`` each column of ``wanted`` is, all in order where that fits; None for other contents."""
+    if np.array_equal(rows, wanted):
+        return np.arange(wanted.shape[1])
+    first = {element: column for column, element in reversed([*enumerate(rows[0].tolist())])}
+    columns = np.array([first.get(element, -1) for element in wanted[0].tolist()])
+    return columns if (columns >= 0).all() and np.array_equal(rows[:, columns], wanted) else None

@@ -73,6 +73,7 @@ def convert(
     *,
     block_size: int = 0,
     capacity: int = 0,
+    kv_dtype: str | None = None,
     calibrate: Arrays | None = None,
     folder: Path | None = None,
 ) -> Conversion:
@@ -83,7 +84,8 @@ def convert(
         cache: ``paged`` or ``contiguous``, which is one page a sequence; ``auto`` is paged.
         block_size: tokens of a page; default 128.
         capacity: most tokens of a sequence; default: free for paged caches, 4096 for contiguous ones.
-        calibrate: inputs of the model on which the scales of int8 caches are measured; None: caches of the rows' type.
+        kv_dtype: ``float16`` or ``bfloat16``: caches of this type for float32 rows; None: of the rows' type.
+        calibrate: inputs of the model on which the scales of int8 caches are measured; None: caches of floats.
         folder: where the model's external weights lie, for the measurement.
 
     Raises:
@@ -101,6 +103,8 @@ def convert(
     sites = _sites(view, growths, roles, first, sizes, far)
     if calibrate is not None:
         sites = _quantised(sites, measure(model, growths, calibrate, folder))
+    if kv_dtype is not None:
+        sites = [_narrowed(site, kv_dtype) for site in sites]
     logits = _logits(view, growths, sizes)
     return _Rewriting(model, view, growths, roles, sizes if far is None else [*sizes, far], sites).run(
         logits, contiguous, (capacity if contiguous else block_size) or BLOCK_SIZE, capacity
@@ -216,6 +220,20 @@ def _quantised(sites: Sequence[_Site], measured: Mapping[str, Measured]) -> list
         errors = {item.part: measured[str(item.growth.past.name)].error for item in site.cached}
         found.append(replace(site, cached=(pairs[0], pairs[1]), errors=errors))
     return found
+
+
+def _narrowed(site: _Site, dtype: str) -> _Site:
+    """The site with caches of a narrower float type.
+
+    Raises:
+        Refused: its rows are not float32.
+    """
+    for item in site.cached:
+        if item.own_dtype not in ("float32", dtype):
+            raise Refused("kv-dtype", f"float32 {item.part} rows to keep as {dtype}", item.own_dtype, "float32",
+                          "convert without --kv-dtype", item.growth.past)  # fmt: skip
+    pairs = [replace(item, kept=dtype) for item in site.cached]
+    return replace(site, cached=(pairs[0], pairs[1]))
 
 
 def _logits(view: GraphView, growths: Sequence[Growth], sizes: Sequence[Trial]) -> ir.Value:
@@ -389,6 +407,8 @@ class _Rewriting:
         removed = [str(value.name) for value in (self._roles.padding,) if value is not None]
         notes = [f"{len(plan.caches)} growing caches are written in place now, in {form} of {pages.block_size} tokens"]
         latent = [site for site in self._sites if site.latent is not None]
+        narrow = {item.kept for site in self._sites for item in site.cached if item.kept}
+        notes += [f"caches keep {kind} of float32 rows; all arithmetic stays float32" for kind in narrow]
         if latent:
             kept = "" if latent[0].attention.latent is not None else "; past rows of the original have no latents"
             notes.append(f"{len(latent)} layers cache latents, with their projection folded into the queries{kept}")
