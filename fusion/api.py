@@ -14,6 +14,7 @@ from fusion import verification
 from fusion.candidate import Refused
 from fusion.decoder_verification import is_decoder, verify_decoder
 from fusion.engine import Found, Options, apply, count_ops, find
+from fusion.folding import EXPERTS, Folded
 from fusion.model_io import Loaded, ModelLike, Weights, load, save, without_collector
 from fusion.normalise import unroll_sequences
 from fusion.result import FusionResult, Site, VerifyResult
@@ -131,22 +132,45 @@ def explain(
     """
     options = check_options(product, (op,) if op else (), False)
     started = time.perf_counter()
-    loaded = load(model)
-    timings = {"load": time.perf_counter() - started}
+    loaded = load(model, fold_experts=True)
+    loading = time.perf_counter() - started
     before = count_ops(loaded.model)
     given = model if loaded.proto is None else loaded.proto
-    _prepare(loaded.model)
-    found = find(loaded.model, options)
-    sites = apply(loaded.model, found)  # to a copy: only then is known what else reads a node
+    sites, found = _planned(loaded, options)
+    if loaded.folded is not None and _touches(found, loaded.folded):
+        loaded = load(model)
+        before = count_ops(loaded.model)
+        sites, found = _planned(loaded, options)
+    elif loaded.folded is not None:
+        before += loaded.folded.left_out
     return FusionResult(
         model=given,
         sites=[site for site in sites if layer is None or site.layer == layer],
         refusals=[refusal for refusal in found.refusals if layer is None or refusal.layer == layer],
-        timings={**timings, **found.timings},
+        timings={"load": loading, **found.timings},
         ops_before=before,
         ops_after=before,
         notes=tuple(loaded.notes),
     )
+
+
+def _planned(loaded: Loaded, options: Options) -> tuple[list[Site], Found]:
+    """The sites of a model that is our own: they are put in place, only then is known what else reads a node."""
+    _prepare(loaded.model)
+    found = find(loaded.model, options, {} if loaded.folded is None else loaded.folded.stands_for)
+    return apply(loaded.model, found), found
+
+
+def _touches(found: Found, folded: Folded) -> bool:
+    """Whether something is said of the experts that stand for others, beside that they are experts."""
+    values = []
+    for candidate, _ in found.proven:
+        values += [item for node in candidate.emitter.nodes for item in node.inputs if item is not None]
+        values += [item for node in candidate.region for item in node.outputs]
+        values += [*candidate.feeds, *(old for old, _ in candidate.replaced)]
+    places = tuple(f" {name}" for name in folded.names)
+    said = (refusal.place for refusal in found.refusals if refusal.code != EXPERTS)
+    return any(item.name in folded.stands_for for item in values) or any(place.endswith(places) for place in said)
 
 
 def verify(

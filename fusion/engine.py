@@ -64,15 +64,19 @@ def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
         yield from node.outputs
 
 
-def find(model: ir.Model, options: Options) -> Found:
+def find(model: ir.Model, options: Options, stands_for: Mapping[str, int] | None = None) -> Found:
     """Matches and proves all rules, those of larger operators first; the model is not changed.
 
     A rule sees what the fusions accepted before it leave. A candidate that is refused leaves its place to smaller ones.
+
+    Args:
+        stands_for: result of a node -> for how many nodes it stands in a folded model (:mod:`fusion.folding`).
     """
     found = Found()
     started = time.perf_counter()
     found.typed = fill_types(model.graph)
     facts = analyse(model.graph, model.opset_imports.get("", 0))
+    facts.view.stands_for = stands_for or {}
     found.order = {id(node): place for place, node in enumerate(model.graph)}
     found.timings = {"facts": time.perf_counter() - started, "match": 0.0, "prove": 0.0}
     search = _Search(facts, options, found, {value.name for value in all_values(model.graph) if value.name})

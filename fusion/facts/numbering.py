@@ -15,7 +15,6 @@ import numpy as np
 import onnx_ir as ir
 
 _COMMUTATIVE = frozenset(("Add", "Mul", "Max", "Min", "Equal", "And", "Or"))
-_NOTHING: tuple[Hashable, ...] = ()
 SMALL = 64
 """Float constants up to this many elements may be read, and only then when they are masks or scalars."""
 
@@ -51,6 +50,7 @@ class Numbering:
         self._view, self._leaf, self._root, self._declared = view, leaf, root, declared
         self._number: dict[int, int] = {}
         self._of_key: dict[Hashable, int] = {}
+        self._kind: dict[int, Hashable] = {}
         self._kept: list[ir.Value] = []
         self._complete = False
 
@@ -74,6 +74,10 @@ class Numbering:
             else:
                 self._visit(producer)
         return self._number[id(value)]
+
+    def kind(self, node: ir.Node) -> Hashable:
+        """Equal for nodes that compute the same from the same operands; of nodes whose results are numbered."""
+        return self._kind[id(node)]
 
     def _unnumbered(self, value: ir.Value) -> Iterator[ir.Value]:
         """Values without a number behind ``value``, operands first."""
@@ -106,25 +110,24 @@ class Numbering:
         if self._root is not None and self._root(outputs[0]) is not outputs[0]:
             numbers[id(outputs[0])] = operands[0]
             return
-        key = self._node_key(node, operands)
-        for place, output in enumerate(outputs):
-            dims = self._view.declared(output) if self._declared else None
-            own = (key, place, dims) if dims is not None or place else key
-            numbers[id(output)] = self._of_key.setdefault(own, len(self._of_key))
-
-    def _node_key(self, node: ir.Node, operands: list[int]) -> Hashable:
-        op_type, attributes = node.op_type, node.attributes
-        if op_type == "Constant" and node.domain in ("", "ai.onnx"):
-            return self._leaf(node.outputs[0])
-        if self._root is not None and op_type in _COMMUTATIVE:
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            self._give(outputs[0], self._leaf(outputs[0]))
+            return
+        if self._root is not None and node.op_type in _COMMUTATIVE:
             operands.sort()
-        attrs: tuple[Hashable, ...] = _NOTHING
-        if attributes:
-            frozen = [(name, _frozen(attr)) for name, attr in attributes.items()]
-            if any(item is None for _, item in frozen):
-                return ("node", id(node))
-            attrs = tuple(sorted(frozen))
-        return (node.domain, op_type, attrs, tuple(operands), len(node.outputs))
+        dims = [self._view.declared(output) if self._declared else None for output in outputs]
+        kind = self._kind[id(node)] = (*_kind(node), *dims)
+        key = (kind, *operands)
+        for place, output in enumerate(outputs):
+            numbers[id(output)] = self._of_key.setdefault((key, place) if place else key, len(self._of_key))
+
+
+def _kind(node: ir.Node) -> tuple[Hashable, ...]:
+    """What a node does with its operands; a node with subgraphs is like no other."""
+    frozen = sorted((name, _frozen(attr)) for name, attr in node.attributes.items()) if node.attributes else ()
+    if any(item is None for _, item in frozen):
+        return ("node", id(node))
+    return (node.domain, node.op_type, len(node.outputs), *frozen)
 
 
 def exact_leaf(view: View) -> Callable[[ir.Value], Hashable]:
