@@ -1,4 +1,4 @@
-"""MLA preambles quantised by ONNX Runtime, and by weight alone: what MlaPrologV3 takes, and what it says of the rest."""
+"""MLA preambles quantised by ONNX Runtime, and by weights alone: what MlaPrologV3 takes, what it says of the rest."""
 
 from __future__ import annotations
 
