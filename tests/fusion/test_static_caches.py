@@ -1,7 +1,8 @@
 """Static caches with tokens in front of heads, ``[B, M, N, D]``, and flat ones, ``[slots, 1, D]``, of any length.
 
 Modules exported by torch 2.13; recorded outputs are PyTorch's. Rows go to positions ``[B, S]``, to positions that the
-batch shares, behind a start, to slots, or to the first places of the cache (``prefix``); the lengths of the two caches are dims of different names.
+batch shares, behind a start, to slots, or to the first places of the cache (``prefix``); the lengths of the two caches
+are dims of different names.
 """
 
 from __future__ import annotations
