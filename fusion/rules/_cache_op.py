@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -13,7 +14,7 @@ from fusion.facts.cache_write import CacheWrite
 from fusion.facts.graph import GraphView, dims_of, dtype_name, uses
 from fusion.facts.operand import Columns, columns_of
 from fusion.facts.parameters import Part, Scale
-from fusion.facts.probe import Probe
+from fusion.facts.probe import Numbers, Probe
 from fusion.facts.rows import Row
 from fusion.facts.semantics import lookup
 from fusion.facts.spine import half_written_readers, old_content_readers
@@ -144,11 +145,53 @@ def row_index(emit: Emitter, write: CacheWrite, batch_dim: int | ir.Value, token
     return value
 
 
+def slots_of_rows(
+    emit: Emitter, write: CacheWrite, batch_dim: int | ir.Value, tokens_of: tuple[ir.Value, int]
+) -> ir.Value:
+    """Flat slots ``[B, S]`` of caches ``[B, M, N, D]`` with a row per token: row + entry * M. Arguments as above."""
+    value = row_index(emit, write, batch_dim, tokens_of)
+    zero, one = (emit.constant(np.array(number, np.int64), part) for number, part in ((0, "zero"), (1, "one")))
+    count = emit.constant(np.array(batch_dim, np.int64), "batch") if isinstance(batch_dim, int) else (
+        emit.reshape(batch_dim, emit.ints([], "scalar"), "batch_scalar"))  # fmt: skip
+    entry = emit.node("Range", [zero, count, one], "entries", dtype=ir.DataType.INT64)
+    first = emit.node("Mul", [emit.reshape(entry, [-1, 1], "entries_column"), rows_dim(emit, write)], "first_slots")
+    return kept_negative(emit, value, emit.node("Add", [value, first], "slots_of_batch"))
+
+
+def rows_dim(emit: Emitter, write: CacheWrite) -> ir.Value:
+    """Rows of a page, as a vector of one element."""
+    axis = rows_axis(write)
+    static = static_dims(write.cache)[axis]
+    return emit.ints([static], "rows") if static is not None else emit.dim(write.cache, axis, "rows")
+
+
+def kept_negative(emit: Emitter, before: ir.Value, after: ir.Value) -> ir.Value:
+    """``after``, but -1 where ``before`` is negative: what is computed from a slot of -1 must not be a slot."""
+    negative = emit.node("Less", [before, emit.ints([0], "none")], "skipped", dtype=ir.DataType.BOOL)
+    return emit.node("Where", [negative, emit.ints([-1], "skip"), after], "guarded", dtype=ir.DataType.INT64)
+
+
 def flat_index(emit: Emitter, write: CacheWrite) -> ir.Value:
     """index as a vector of slots or page starts."""
     value = emit.cast(write.slots.value, "int64", "slots")
     rank = len(write.probes[0].probe.shape(write.slots.value) or ())
     return value if rank == 1 else emit.reshape(value, [-1], "slots_flat")
+
+
+LONGEST_RUN = 16
+"""Tokens of a trial that are written behind a start."""
+
+
+def fitting(numbers: Numbers, probe: Probe, writes: Sequence[CacheWrite]) -> Numbers:
+    """Slot numbers that stay inside the caches, whose sizes may have become smaller since the numbers were chosen."""
+    for write in writes:
+        shape, axis, array = probe.shape(write.cache) or (), rows_axis(write), probe.array(write.slots.value)
+        slots = shape[axis] if write.slots.form == "row" or not axis else shape[0] * shape[axis]
+        most = max(slots - LONGEST_RUN, slots // 2) if write.slots.start else slots
+        if array is not None and array.max(initial=0) >= most and most < numbers.cap:
+            stride = shape[axis] if write.slots.form == "block" else numbers.stride
+            numbers = replace(numbers, cap=most, stride=stride)
+    return numbers
 
 
 def slots_are_distinct(probe: Probe, write: CacheWrite) -> bool:

@@ -100,7 +100,7 @@ class Frame:
         """Batch and tokens under one probe."""
         written = self.inputs.key.write.probes[number]
         lead = self.inputs.key_parts[number].source.shape[:-1]
-        if self.inputs.by_batch:
+        if self.inputs.by_batch or self.inputs.key.write.slots.form == "row":
             return written.batch, written.tokens
         if self.key_columns.by_head:
             return lead[0], lead[2]
@@ -180,10 +180,12 @@ class Frame:
         while True:
             probe = settle(self.view, seed, numbers, targets, sizes)
             unequal = self._unequal(probe, batch)
-            if unequal is None:
+            within = common.fitting(numbers, probe, [key, value])
+            if unequal is None and within is numbers:
                 return probe
+            numbers = within
             sizes = probe.sizes.copy()
-            if not sizes.unify(*unequal):
+            if unequal is not None and not sizes.unify(*unequal):
                 raise Refused(
                     "kv-sizes-differ",
                     "both caches have the batch, pages and length that the operator wants (KV-14, KV-15)",

@@ -171,11 +171,18 @@ class Operands:
 
     def index(self) -> ir.Value:
         """The slot numbers as the mode wants them."""
-        write = self.inputs.key.write
-        if self.inputs.mode != "Norm":
+        write, columns = self.inputs.key.write, self.frame.key_columns
+        if write.slots.form != "row":
             return common.flat_index(self.emit, write)
-        tokens_axis = 1 if len(self.frame.key_columns.shape) == 3 else 2
-        return common.row_index(self.emit, write, self.frame.batch_dim(), (self.frame.key_columns.value, tokens_axis))
+        tokens_of = columns.value, 1 if len(columns.shape) == 3 else 2
+        if write.slots.start and len(columns.shape) < 3:
+            raise Refused("kv-layout", "rows from a start go with rows by batch", "rows by token", "[B, S, ..]", "",
+                          columns.value)  # fmt: skip
+        if self.inputs.mode == "Norm":
+            return common.row_index(self.emit, write, self.frame.batch_dim(), tokens_of)
+        self.notes.append("rows of each batch entry are counted as slots of the whole cache")
+        slots = common.slots_of_rows(self.emit, write, self.frame.batch_dim(), tokens_of)
+        return self.emit.reshape(slots, [-1], "slots_flat")
 
     def cache(self, row: Row, name: str) -> tuple[ir.Value, bool]:
         """The cache as the operator declares it, and whether it had to be reshaped for that."""

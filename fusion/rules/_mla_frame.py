@@ -312,10 +312,12 @@ class Frame:
             axes = [common.rows_axis(row.write) for row in site.rows]
             pairs = [(shapes[0][0], shapes[1][0]), (shapes[0][axes[0]], shapes[1][axes[1]])]
             unequal = next((pair for pair in pairs if pair[0] != pair[1]), None)
-            if unequal is None:
+            within = common.fitting(numbers, probe, [row.write for row in site.rows])
+            if unequal is None and within is numbers:
                 return probe
+            numbers = within
             sizes = probe.sizes.copy()
-            if not sizes.unify(*unequal):
+            if unequal is not None and not sizes.unify(*unequal):
                 raise Refused(
                     "kv-sizes-differ", "both caches have equal pages and rows", f"{unequal[0]} and {unequal[1]}",
                     "equal sizes", "give both caches one shape", site.value.write.cache,

@@ -218,10 +218,12 @@ class Frame:
         while True:
             probe = settle(self.view, seed, numbers, targets, sizes)
             unequal = self._unequal(probe)
-            if unequal is None:
+            within = common.fitting(numbers, probe, [key, value])
+            if unequal is None and within is numbers:
                 return probe
+            numbers = within
             sizes = probe.sizes.copy()
-            if not sizes.unify(*unequal):
+            if unequal is not None and not sizes.unify(*unequal):
                 raise Refused(
                     "qkv-sizes-differ", "queries, keys and values have the same tokens, both caches the same pages",
                     f"sizes {unequal[0]} and {unequal[1]}", "equal sizes", "give both caches one shape", value.cache,

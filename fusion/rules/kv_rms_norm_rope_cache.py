@@ -28,10 +28,12 @@ OP = "KvRmsNormRopeCache"
 MODES = {
     ("BNSD", "row"): "Norm",
     ("BSND", "slot"): "PA",
+    ("BSND", "row"): "PA",
     ("NZ", "slot"): "PA_NZ",
     ("BSND", "block"): "PA_BLK_BNSD",
     ("NZ", "block"): "PA_BLK_NZ",
 }
+"""Rows of a batch entry's own cache ``[B, M, N, D]`` are slots too: the entry is the page."""
 
 
 _BIAS = ("Add",)

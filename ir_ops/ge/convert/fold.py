@@ -43,7 +43,8 @@ def fold(
     if rule is None:
         return nothing
     try:
-        found = rule(inputs, attrs, version)
+        with np.errstate(all="ignore"):
+            found = rule(inputs, attrs, version)
     except (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError, OverflowError):
         # contents that do not fit the operator: the conversion itself reports what is wrong
         return nothing
@@ -195,7 +196,7 @@ def _constant_of_shape(inputs: Sequence[Operand | None], attrs: Attrs, version: 
 @folds("Range")
 def _range(inputs: Sequence[Operand | None], attrs: Attrs, version: int) -> Known | None:
     start, limit, delta = (_known(inputs, i).reshape(-1)[0] for i in range(3))
-    if None in (start, limit, delta) or abs((limit - start) / delta) > KNOWN_LIMIT:
+    if None in (start, limit, delta) or not delta or abs((limit - start) / delta) > KNOWN_LIMIT:
         return None
     return np.arange(start, limit, delta, dtype=_known(inputs, 0).dtype)
 

@@ -43,6 +43,8 @@ def _gather_indices(n: NodeCall, axis: int) -> tuple[Any, bool]:
     if values is None:
         return n.x(1), not n.arg(1).nonneg
     dim = n.shape(0)[axis]
+    if values.size and dim >= 0 and not -dim <= values.min() <= values.max() < dim:
+        raise Unsupported(f"indices {values.min()} to {values.max()} into a dim of {dim}", f"{-dim} to {dim - 1}")
     if dim >= 0:
         return np.where(values < 0, values + dim, values).astype(values.dtype), False
     return n.x(1), bool((values < 0).any())

@@ -17,6 +17,13 @@ _INT64_MAX = 2**63 - 1
 
 @converts("Constant", dtypes="any", ge="Const", note="0-d and n-d tensors, numbers and lists of numbers")
 def constant(n: NodeCall) -> Result:
+    """One that is a graph output: all others have become initializers."""
+    if "value" in n.attrs:
+        return n.weight(n.attr("value").numpy(), "value")
+    for name, dtype in (("value_float", np.float32), ("value_floats", np.float32), ("value_int", np.int64),
+                        ("value_ints", np.int64)):  # fmt: skip
+        if name in n.attrs:
+            return n.builder.const(np.asarray(n.attr(name), dtype), name=n.name)
     raise Unsupported("a Constant without a tensor (strings, sparse tensors)", "a dense tensor")
 
 

@@ -113,9 +113,13 @@ def top_k(call: EvalCall) -> list[Array]:
     x, k, axis = call.x("x"), call.x("k"), int(call.attr("dim"))
     if k.dtype != np.int32:
         raise call.error("k", str(k.dtype), "int32")
-    keys = wide(x)
-    order = np.argsort(-keys if call.attr("largest") else keys, axis=axis, kind="stable")
-    places = np.take(order, np.arange(int(k.reshape(()))), axis=axis)
+    keys, count = wide(x), int(k.reshape(()))
+    if not 0 <= count <= x.shape[axis]:
+        raise call.error("k", str(count), f"0 to {x.shape[axis]}")
+    if call.attr("largest"):
+        keys = ~keys if keys.dtype.kind in "iu" else -keys
+    order = np.argsort(keys, axis=axis, kind="stable")
+    places = np.take(order, np.arange(count), axis=axis)
     return [np.take_along_axis(x, places, axis=axis), places.astype(np.int32)]
 
 
