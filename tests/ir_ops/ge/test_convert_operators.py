@@ -241,6 +241,14 @@ QUANT = [
     ),
     Case("QuantizeLinear", [f32(3, 4) * 9, np.abs(f32(4)) + 0.5, Fixed(np.array([0, 2, -4, 6], np.int8))], opset=21),
     Case("QuantizeLinear", [f32(3, 4) * 9, Fixed(np.float32(0.5).reshape(()))], {"output_dtype": 3}, opset=21),
+    Case(
+        "QuantizeLinear", [f32(3, 4) * 99, Fixed(np.float32(0.5).reshape(())), Fixed(np.array(3, np.uint8))], opset=21
+    ),
+    Case("QuantizeLinear", [f32(3, 4) * 9, Fixed(np.array([0.3], np.float32))], opset=13),
+    Case("QuantizeLinear", [f32(2, 3, 4) * 99, np.abs(f32(3)) + 0.5, Fixed(np.array([1, 0, 250], np.uint8))], opset=21),
+    Case(
+        "QuantizeLinear", [f32(2, 3) * 9, Fixed(np.abs(f32(2)) + 0.5), Fixed(np.array([1, -7], np.int8))], {"axis": 0}
+    ),
     Case("DynamicQuantizeLinear", [f32(3, 4)], outputs=3),
 ]
 CASES = ELEMENTWISE + CASTS + REDUCTIONS + SHAPES + INDEXING + PRODUCTS + NORMS + ROTARY + ATTENTION + QUANT
