@@ -134,7 +134,7 @@ void RopeWithSinCosCache::Turn(const Part& part, size_t token, size_t width, con
     const char* source = part.rows.As<char>() + head * size * bytes;
     char* target = part.out + head * size * bytes;
     if (neox_) {
-      kernels_.rope_halves_row[kind](source, cos, sin, width, target);
+      kernels_.rope_halves_row[kind](source, cos, sin, width, target, false);
     } else {
       float *x = spare, *y = spare + width;
       kernels_.load[kind](source, width, x);

@@ -11,7 +11,7 @@ namespace {
 #define KVFUSE_OP KVFUSE_TARGET static inline __attribute__((always_inline))
 
 using V = __m256;
-constexpr size_t kLanes = 8, kValueVectors = 2;
+constexpr size_t kLanes = 8, kValueVectors = 2, kValueRows = 4;
 constexpr int kSums = 8, kScoreKeys = 8;
 
 KVFUSE_OP __m128i Load16(const void* x) { return _mm_loadu_si128(static_cast<const __m128i*>(x)); }

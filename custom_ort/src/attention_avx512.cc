@@ -16,7 +16,7 @@ namespace {
 #define KVFUSE_OP KVFUSE_TARGET static inline __attribute__((always_inline))
 
 using V = __m512;
-constexpr size_t kLanes = 16, kValueVectors = 4;
+constexpr size_t kLanes = 16, kValueVectors = 2, kValueRows = 8;
 constexpr int kSums = 16, kScoreKeys = 24;
 
 KVFUSE_OP __m256i Load16Of2(const void* x) { return _mm256_loadu_si256(static_cast<const __m256i*>(x)); }

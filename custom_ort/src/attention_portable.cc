@@ -9,7 +9,7 @@ namespace {
 #define KVFUSE_TARGET
 #define KVFUSE_OP static inline
 
-constexpr size_t kLanes = 8, kValueVectors = 2;
+constexpr size_t kLanes = 8, kValueVectors = 2, kValueRows = 4;
 constexpr int kSums = 8, kScoreKeys = 8;
 
 struct V {

@@ -80,7 +80,7 @@ void Rotation::Run(char* out, size_t begin, size_t end) const {
     const char* source = x_ + row * width_ * size_;
     char* target = out + row * width_ * size_;
     if (mode_ == Rotary::kHalf && target != source) {
-      kernels_.rope_halves_row[kind_](source, cos, sin, turned_, target);
+      kernels_.rope_halves_row[kind_](source, cos, sin, turned_, target, false);
     } else if (mode_ == Rotary::kHalf) {
       kernels_.load[kind_](source, turned_, x);
       kernels_.rope_halves[kind_](x, cos, sin, turned_, target);

@@ -50,4 +50,8 @@ inline size_t SmallBytes(int type, size_t count) { return type == kInt4 ? count 
 // saturating at the largest finite value). `count` is at most kSmallPiece, and even for int4.
 void StoreSmall(const RowKernels& kernels, int type, const float* values, size_t count, char* out);
 
+// Divides a row in place by its own scale, what its largest magnitude is of `largest`, and returns the scale; a row of
+// zeros stays and has scale 0.
+float DivideByScale(float* values, size_t count, float largest);
+
 }  // namespace kvfuse

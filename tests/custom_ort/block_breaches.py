@@ -39,8 +39,9 @@ ATTRS: dict[str, dict[str, Any]] = {
     "Quantize": {"dtype": "torch.qint8", "axis": 2},
     "AscendDequant": {"dtype": 1},
     "RopeWithSinCosCache": {"numQHeads": 2, "numKHeads": 1, "headSize": 64},
+    "DequantSwigluQuant": {"quant_mode": "dynamic"},
 }
-"""Attributes that must be there."""
+"""Attributes of the legal calls."""
 
 
 def legal(operator: str) -> Call:
@@ -49,6 +50,9 @@ def legal(operator: str) -> Call:
 
     def rows(*shape: int) -> Any:
         return values(rng, shape, F16)
+
+    def single(*shape: int) -> Any:
+        return np.ones(shape, np.float32)
 
     made: dict[str, dict[str, Any]] = {
         "RmsNorm": {"x": rows(2, 3, 8), "gamma": rows(8)},
@@ -69,6 +73,9 @@ def legal(operator: str) -> Call:
         "AscendDequant": {"x": np.arange(16).astype(np.int32).reshape(2, 8), "deq_scale": rows(8)},
         "RopeWithSinCosCache": {"positions": np.array([3, 0, 5]), "queryIn": rows(3, 128), "keyIn": rows(3, 64),
                                 "cosSinCache": rows(8, 32)},
+        "DequantSwigluQuant": {"x": np.arange(48).astype(np.int32).reshape(6, 8), "weight_scale": single(2, 8),
+                               "activation_scale": single(6), "bias": single(2, 8), "quant_scale": single(2, 4),
+                               "group_index": np.array([2, 3])},
     }  # fmt: skip
     return Call(made[operator], dict(ATTRS.get(operator, {})))
 
@@ -99,6 +106,21 @@ def both(*changes: Change) -> Change:
 
 def attribute(name: str, value: Any) -> Change:
     return lambda call: call.attrs.update({name: value})
+
+
+def static_rows(scale: list[float], offset: list[float], **attrs: Any) -> Change:
+    """Another call of DequantSwigluQuant: rows of float16, statically quantised."""
+
+    def change(call: Call) -> None:
+        call.inputs = {"x": values(np.random.default_rng(2), (4, 8), F16)}
+        call.inputs |= {"quant_scale": np.array(scale, np.float32), "quant_offset": np.array(offset, np.float32)}
+        call.attrs |= {"quant_mode": "static", **attrs}
+
+    return change
+
+
+def drop(*names: str) -> Change:
+    return lambda call: [call.inputs.pop(name) for name in names] and None
 
 
 def _breaches(operator: str, *rows: tuple[Any, ...]) -> list[Breach]:
@@ -293,5 +315,36 @@ BREACHES = [
         ("RC-4", "sections of another sum", resize(positions=(3, 3)), {"mropeSection": [0, 0, 0]}),
         ("RC-3", "position past the end", put("positions", [3, 0, 8])),
         ("RC-3", "negative position", put("positions", [3, -1, 5])),
+    ),
+    *_breaches(
+        "DequantSwigluQuant",
+        ("DS-6", "unknown quant_mode", attribute("quant_mode", "none")),
+        ("DS-5", "int4", attribute("dst_type", 29)),
+        ("DS-5", "another round_mode", attribute("round_mode", "floor")),
+        ("DS-6", "unknown swiglu_mode", attribute("swiglu_mode", 4)),
+        ("DS-6", "right half in mode 2", attribute("swiglu_mode", 2)),
+        ("DS-7", "clamp_limit 0", attribute("clamp_limit", 0.0), {"swiglu_mode": 3, "activate_left": True}),
+        ("DS-7", "clamp_limit nan", attribute("clamp_limit", float("nan")), {"swiglu_mode": 1, "activate_left": True}),
+        ("DS-1", "sums without weight_scale", drop("weight_scale")),
+        ("DS-1", "rows with weight_scale", retype(F16, "x")),
+        ("DS-2", "x of rank 1", resize(x=(8,))),
+        ("DS-2", "empty rows", resize(x=(6, 0))),
+        ("DS-4", "no such axis", attribute("activate_dim", 2)),
+        ("DS-2", "odd width", resize(x=(6, 7), weight_scale=(2, 7), bias=(2, 7))),
+        ("DS-4", "first axis with groups", attribute("activate_dim", 0)),
+        ("DS-6", "neighbours of the first axis",
+         static_rows([1], [0], activate_dim=0, swiglu_mode=1, activate_left=True)),
+        ("DS-8", "group_index of rank 2", resize(group_index=(1, 2))),
+        ("DS-8", "no group", resize(group_index=(0,))),
+        ("DS-8", "weight_scale of another width", resize(weight_scale=(2, 7))),
+        ("DS-8", "bias of other groups", resize(bias=(1, 8))),
+        ("DS-8", "activation_scale of other rows", resize(activation_scale=(5,))),
+        ("DS-8", "static without offset", attribute("quant_mode", "static")),
+        ("DS-8", "quant_scale of another width", resize(quant_scale=(2, 3))),
+        ("DS-8", "dynamic with a scale for each group", resize(quant_scale=(2,))),
+        ("DS-8", "offset of another shape", static_rows([1, 2, 3, 4], [0])),
+        ("DS-2", "more rows in groups than there are", put("group_index", [2, 5])),
+        ("DS-2", "negative count", put("group_index", [-1, 3])),
+        ("DS-9", "scale 0", static_rows([1, 0, 3, 4], [0, 0, 0, 0])),
     ),
 ]  # fmt: skip

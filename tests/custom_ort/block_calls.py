@@ -249,6 +249,44 @@ def rope_with_sin_cos_cache(rng: Rng) -> Call:
     return Call(inputs, attrs)
 
 
+def dequant_swiglu_quant(rng: Rng) -> Call:
+    mode, static = int(pick(rng, [0, 0, 0, 1, 2, 3])), bool(rng.random() < 0.5)
+    shape = [*(leading(rng, 2) or (3,)), int(pick(rng, [1, 3, 16, 33, 64, 700]))]
+    axis = -1 if mode == 1 or not static or rng.random() < 0.7 else -2
+    shape[axis] *= 2
+    rows, width = int(np.prod(shape[:-1])), shape[-1]
+    columns, kind = width // 2 if axis == -1 else width, str(pick(rng, ["int32", "int32", *FLOATS]))
+    attrs: dict[str, Any] = {"quant_mode": "static" if static else "dynamic", "swiglu_mode": mode, "activate_dim": axis}
+    attrs |= {"activate_left": bool(mode or rng.random() < 0.5), "clamp_limit": float(pick(rng, [7.0, 0.5]))}
+    attrs |= {"glu_alpha": float(pick(rng, [1.702, -0.5])), "glu_bias": float(pick(rng, [1.0, 0.0]))}
+    groups = int(rng.integers(1, 4)) if axis == -1 and rng.random() < 0.4 else 0
+
+    def form(size: int) -> tuple[int, ...]:
+        return (groups, size) if groups else tuple(pick(rng, [(size,), (1, size)]))
+
+    def positive(shape: tuple[int, ...], size: float) -> Array:
+        return (size * (0.5 + rng.random(shape))).astype(np.float32)
+
+    inputs = {"x": values(rng, tuple(shape), kind, 1000.0 if kind == "int32" else 1.0)}
+    if kind == "int32":
+        inputs["weight_scale"] = positive(form(width), 2e-3)
+        if rng.random() < 0.7:
+            inputs["activation_scale"] = positive((rows,), 1.0)
+        if rng.random() < 0.7:
+            bias = str(pick(rng, ["int32", *FLOATS]))
+            inputs["bias"] = values(rng, form(width), bias, 300.0 if bias == "int32" else 0.5)
+    if static:
+        shapes = [(1,), form(columns), *([(groups,)] if groups else [])]
+        inputs["quant_scale"] = positive(pick(rng, shapes), 0.03)
+        inputs["quant_offset"] = values(rng, inputs["quant_scale"].shape, "float32", 5.0)
+    elif rng.random() < 0.7:
+        inputs["quant_scale"] = positive(form(columns), 1.0)
+    if groups:
+        ends = np.sort(rng.integers(0, rows + 1, groups))
+        inputs["group_index"] = np.diff(ends, prepend=0)
+    return Call(inputs, attrs)
+
+
 CALLS: dict[str, Callable[[Rng], Call]] = {
     "RmsNorm": rms_norm,
     "AddRmsNorm": add_rms_norm,
@@ -265,6 +303,7 @@ CALLS: dict[str, Callable[[Rng], Call]] = {
     "Quantize": quantize,
     "AscendDequant": ascend_dequant,
     "RopeWithSinCosCache": rope_with_sin_cos_cache,
+    "DequantSwigluQuant": dequant_swiglu_quant,
 }
 """Operator -> generator of legal calls."""
 

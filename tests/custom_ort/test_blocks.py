@@ -103,11 +103,15 @@ def many_rows(name: str, kind: str = "bfloat16") -> Call:
                           "deq_scale": gamma.astype(np.float32).view(np.uint32).astype(np.uint64)},
         "RopeWithSinCosCache": {"queryIn": x, "keyIn": x[:, 32:].copy(), "cosSinCache": x[:90, :32].copy(),
                                 "positions": rng.integers(0, 90, 700)},
+        "DequantSwigluQuant": {"x": rng.integers(-999, 999, (700, 96)).astype(np.int32),
+                               "weight_scale": np.abs(gamma.astype(np.float32)),
+                               "quant_scale": np.ones(48, np.float32)},
     }  # fmt: skip
     attrs: dict[str, dict[str, Any]] = {
         "Quantize": {"dtype": "torch.qint8", "axis": -1},
         "AscendDequant": {"dtype": 1},
         "RopeWithSinCosCache": {"numQHeads": 3, "numKHeads": 2, "headSize": 32},
+        "DequantSwigluQuant": {"quant_mode": "dynamic"},
     }
     return Call(made[name], attrs.get(name, {}))
 

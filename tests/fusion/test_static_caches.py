@@ -1,7 +1,8 @@
 """Static caches with tokens in front of heads, ``[B, M, N, D]``, and flat ones, ``[slots, 1, D]``, of any length.
 
 Modules exported by torch 2.13; recorded outputs are PyTorch's. Rows go to positions ``[B, S]``, to positions that the
-batch shares, behind a start, or to slots; the lengths of the two caches are dims of different names.
+batch shares, behind a start, to slots, or to the first places of the cache (``prefix``); the lengths of the two caches
+are dims of different names.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ SITES = {
     "mla_positions_dynamo18_fp32": ("MlaPrologV3", "PA_BSND"),
     "mla_start_ts17_fp32": ("MlaPrologV3", "PA_BSND"),
     "mla_tokens_dynamo18_fp32": ("MlaPrologV3", "PA_BSND"),
+    "mla_prefix_ts17_fp32": ("MlaPrologV3", "PA_BSND"),
+    "mla_tokens_prefix_dynamo18_fp32": ("MlaPrologV3", "PA_BSND"),
 }
 
 
@@ -48,6 +51,12 @@ def test_it_gives_what_torch_gives(name: str, kernel: bool) -> None:
     verified = fusion.verify(FOLDER / f"{name}.onnx", fused(name).model, inputs=record, kernel=kernel)
     assert verified.ok, verified.differences
     assert "recorded" in {item.against for item in verified.differences}
+
+
+@pytest.mark.parametrize("name", [name for name in SITES if "prefix" in name])
+def test_first_places_are_never_minus_one(name: str) -> None:
+    assert fused(name).sites[0].assumptions == ("slots are distinct",)
+    assert fusion.fuse(FOLDER / f"{name}.onnx", strict_slots=True).count("MlaPrologV3") == 1
 
 
 @pytest.mark.parametrize("name", ["kv_positions_dynamo18_fp32", "mla_positions_dynamo18_fp32"])

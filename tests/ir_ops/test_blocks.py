@@ -200,6 +200,10 @@ def lookup(size: int, **attrs: Any) -> dict[str, Any]:
     return {"numQHeads": 2, "numKHeads": 1, "headSize": size, **attrs}
 
 
+def gated(dtype: str, shape: tuple[int, ...]) -> dict[str, TensorSpec]:
+    return {"x": TensorSpec(dtype, shape)}
+
+
 def everywhere(*rules: str, **more: str) -> dict[str, set[str]]:
     """The rules of all products, and one more of some."""
     return {product: {*rules, *more.get(f"p{product}", "").split()} for product in PRODUCTS[1:]}
@@ -252,6 +256,11 @@ LIMITS: list[tuple[str, dict[str, TensorSpec], dict[str, Any], dict[str, set[str
      {"950": {"SP-7"}, "kirin": {"SP-7"}}),
     ("ScatterPaKvCache", scatter() | {"slot_mapping": np.array([0, -1])}, {},  # type: ignore[dict-item]
      {product: {"SP-3"} for product in ("950", "A3", "A2", "kirin")}),
+    ("DequantSwigluQuant", gated("bfloat16", (4, 8)), {"quant_mode": "dynamic"}, {}),
+    ("DequantSwigluQuant", gated(H, (4, 8)), {"quant_mode": "dynamic"}, {"A2": {"DS-3"}, "A3": {"DS-3"}}),
+    ("DequantSwigluQuant", gated("float32", (4, 8)), {"quant_mode": "dynamic"}, everywhere("DS-3")),
+    ("DequantSwigluQuant", gated("bfloat16", (4, 2, 8)), {"quant_mode": "dynamic"},
+     {"A2": {"DS-3"}, "A3": {"DS-3"}}),
     ("AscendDequant", {"x": TensorSpec("int32", (4, 8)), "deq_scale": TensorSpec("uint64", (1,))}, {"dtype": 1},
      {product: {"AD-3"} for product in ("A3", "A2", "kirin")}),
     ("RopeWithSinCosCache", looked_up(H, 64, 32), lookup(64), {"950": {"RC-6"}}),
