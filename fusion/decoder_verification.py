@@ -22,7 +22,7 @@ from fusion.result import Difference, VerifyResult
 from fusion.runtime import Runner, open_model
 from fusion.surgery.decoder.convert import read_decoder
 from fusion.surgery.decoder.roles import Roles
-from ir_ops.decode_plan import KEY, read_plan
+from ir_ops.decode_plan import KEY, DecodePlan, read_plan
 from ir_ops.dtypes import Array, by_name
 from ir_ops.errors import BadInput
 
@@ -64,6 +64,7 @@ def verify_decoder(original: ModelLike, converted: ModelLike, *, seed: int = 0, 
     given = target.path if target.path is not None else to_proto(target.model)
     decoder = DecodeSession(given, max_sequences=len(LENGTHS), capacity=min(plan.capacity or 64, 64))
     state = _Grown(runner, view, growths, roles)
+    kept = _narrowest(target.model, plan)
     records: list[Difference] = []
     for case in range(cases):
         rng = np.random.default_rng([seed, case])
@@ -71,12 +72,12 @@ def verify_decoder(original: ModelLike, converted: ModelLike, *, seed: int = 0, 
         sequences, logits = decoder.prefill(prompts, chunk=CHUNK)
         rows = [state.new() for _ in prompts]
         wanted = [row.run(prompt) for row, prompt in zip(rows, prompts, strict=True)]
-        records += _compared(f"case{case} prompts", plan.logits, logits, wanted)
+        records += _compared(f"case{case} prompts", plan.logits, logits, wanted, kept)
         for step in range(STEPS):
             ids = rng.integers(0, state.vocabulary, len(prompts))
             logits = decoder.step(ids, sequences)
             wanted = [row.run([int(number)]) for row, number in zip(rows, ids, strict=True)]
-            records += _compared(f"case{case} step{step}", plan.logits, logits, wanted)
+            records += _compared(f"case{case} step{step}", plan.logits, logits, wanted, kept)
         for sequence in sequences:
             decoder.free(sequence)
     return VerifyResult(records, _HOW)
@@ -85,8 +86,15 @@ def verify_decoder(original: ModelLike, converted: ModelLike, *, seed: int = 0, 
 _HOW = "the export one sequence at a time with its growing caches, the converted decoder as a batch in chunks and steps"
 
 
-def _compared(case: str, name: str, got: Array, wanted: list[Array]) -> Iterator[Difference]:
-    yield compare(case, name, got, np.stack(wanted), "original")
+def _compared(case: str, name: str, got: Array, wanted: list[Array], kept: str | None) -> Iterator[Difference]:
+    yield compare(case, name, got, np.stack(wanted), "original", kind=kept)
+
+
+def _narrowest(model: ir.Model, plan: DecodePlan) -> str | None:
+    """The 16-bit float type that caches keep float32 rows in: as precise as logits can be. None: there is none."""
+    caches = {port.input for port in plan.caches}
+    kinds = {dtype_name(value) for value in model.graph.inputs if value.name in caches}
+    return next((kind for kind in ("bfloat16", "float16") if kind in kinds), None)
 
 
 class _Grown:

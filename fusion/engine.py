@@ -17,6 +17,7 @@ from fusion.emit import Emitter
 from fusion.facts.analysis import Facts, analyse
 from fusion.facts.graph import GraphView
 from fusion.facts.types import clear_types, fill_types
+from fusion.once import compute_once
 from fusion.proof import Disproved, Prover
 from fusion.result import ASSUMPTIONS_KEY, Proof, Refusal, Site
 from fusion.rules import all_rules
@@ -67,10 +68,13 @@ def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
         yield from node.outputs
 
 
-def find(model: ir.Model, options: Options) -> Found:
+def find(model: ir.Model, options: Options, stands_for: Mapping[str, int] | None = None) -> Found:
     """Matches and proves all rules, those of larger operators first; the model is not changed.
 
     A rule sees what the fusions accepted before it leave. A candidate that is refused leaves its place to smaller ones.
+
+    Args:
+        stands_for: result of a node -> for how many nodes it stands in a folded model (:mod:`fusion.folding`).
     """
     found = Found()
     started = time.perf_counter()
@@ -78,6 +82,7 @@ def find(model: ir.Model, options: Options) -> Found:
     found.order = {id(node): place for place, node in enumerate(model.graph)}
     taken = {value.name for value in all_values(model.graph) if value.name}
     view = GraphView(model.graph, model.opset_imports.get("", 0))
+    view.stands_for = stands_for or {}
     detours = Detours(view)
     facts = analyse(view)
     found.timings = {"facts": time.perf_counter() - started, "match": 0.0, "prove": 0.0}
@@ -246,6 +251,7 @@ def apply(model: ir.Model, found: Found, pack: Pack = "auto") -> list[Site]:
     removed = {id(candidate): len(candidate.region) for candidate, _ in found.proven}
     if found.proven:
         model.opset_imports.setdefault(DOMAIN, DOMAIN_VERSION)
+        compute_once(candidate for candidate, _ in found.proven)
         _tidy(model)
         if _pack(graph, [candidate for candidate, _ in found.proven], pack):
             _tidy(model)

@@ -152,5 +152,5 @@ def typed(array: Array, value: ir.Value, wide: bool) -> Array:
         return array
     target = by_onnx(int(value.dtype))
     if wide and target.is_float and not target.is_8bit_float:
-        return array.astype(np.float64)
-    return array.astype(target.np)
+        return array.astype(np.float64, copy=False)
+    return array.astype(target.np, copy=False)

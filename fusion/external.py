@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -45,21 +45,29 @@ def _put_attribute(node: ir.Node, name: str, tensor: ir.TensorProtocol) -> None:
     node.attributes[name] = ir.AttrTensor(name, tensor)
 
 
-def anchor_weights(model: ir.Model, folder: Path) -> list[str]:
+def anchor_weights(model: ir.Model, folder: Path, beside: Iterable[str] = ()) -> list[str]:
     """Ties external tensors to ``folder`` and gives notes about those that runtimes may refuse.
+
+    Args:
+        beside: locations of weights that are not in the model.
 
     `onnx_ir` maps no files outside the model's folder, behind symbolic links out of it, or with several hard links. A
     user's own weights may well lie so (linked model caches, absolute locations of older exporters): such tensors are
     tied to their absolute path instead, and a note says where.
     """
-    base, accepted = str(folder), dict[str, bool]()
+    base = str(folder)
+
+    def accepts(location: str) -> bool:
+        return _runtime_accepts(Path(os.path.normpath(folder / location)), folder)
+
+    accepted = {location: accepts(location) for location in beside}
     for slot in list(slots(model)):
         tensor = slot.tensor
         if not isinstance(tensor, ir.ExternalTensor):
             continue
         location = str(tensor.location)
         if location not in accepted:
-            accepted[location] = _runtime_accepts(Path(os.path.normpath(folder / location)), folder)
+            accepted[location] = accepts(location)
         if accepted[location]:
             tensor.base_dir = base
             continue

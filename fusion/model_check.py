@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 from onnx import AttributeProto
 
-from fusion.weight_check import Context, Findings, check_tensor, unique
+from fusion.weight_check import Context, Findings, Kind, check_tensor, unique
 
 _DOMAIN_ALIAS = {"ai.onnx": ""}
 _VALUE_FIELDS = {
@@ -115,6 +115,34 @@ def _check_nodes(
 ) -> set[str]:
     """Checks nodes of one graph or function; gives all names defined in it."""
     nodes = list(nodes)
+    names = [([*node.input], [*node.output]) for node in nodes]
+    if not context.findings.names:
+        context.findings.names = names
+    producer = {name: index for index, (_, given) in enumerate(names) for name in given if name}
+    if len(producer) < sum(len(given) for _, given in names) or not producer.keys().isdisjoint(available):
+        _refuse_double(nodes, available, context)
+    defined = available | producer.keys()
+    inner = frozenset(defined | outer)
+    seen = {*available, ""}
+    unsorted = False
+    for index, (node, (read, given)) in enumerate(zip(nodes, names, strict=True)):
+        if not seen.issuperset(read) and not outer.issuperset(set(read) - seen):
+            for name in read:
+                if name not in seen and name not in outer and name not in producer:
+                    raise context.fault(
+                        "a node reads a value that nothing produces", found=f"{name!r} in {describe(node, index)}"
+                    )
+            unsorted = True
+        _check_node(node, index, len(read), inner, context)
+        seen.update(given)
+    if unsorted:
+        _refuse_cycle(nodes, producer, context)
+        context.findings.unsorted = True
+    return defined
+
+
+def _refuse_double(nodes: list[onnx.NodeProto], available: set[str], context: Context) -> None:
+    """Raises BadModel with the first value that has two sources, if there is one."""
     producer: dict[str, int] = {}
     for index, node in enumerate(nodes):
         for name in node.output:
@@ -129,24 +157,6 @@ def _check_nodes(
                 )
             if name:
                 producer[name] = index
-    defined = available | set(producer)
-    inner = frozenset(defined | outer)
-    seen = set(available)
-    unsorted = False
-    for index, node in enumerate(nodes):
-        for name in node.input:
-            if name and name not in seen and name not in outer:
-                if name not in producer:
-                    raise context.fault(
-                        "a node reads a value that nothing produces", found=f"{name!r} in {describe(node, index)}"
-                    )
-                unsorted = True
-        _check_node(node, index, inner, context)
-        seen.update(node.output)
-    if unsorted:
-        _refuse_cycle(nodes, producer, context)
-        context.findings.unsorted = True
-    return defined
 
 
 def describe(node: onnx.NodeProto, index: int) -> str:
@@ -188,42 +198,40 @@ def _all_inputs(node: onnx.NodeProto) -> Iterator[str]:
                 yield from _all_inputs(inner)
 
 
-def _check_node(node: onnx.NodeProto, index: int, names: frozenset[str], context: Context) -> None:
-    domain = _DOMAIN_ALIAS.get(node.domain, node.domain)
-    if domain not in context.imports:
-        raise context.fault(
-            f"no opset of {domain or 'ai.onnx'!r} is imported",
-            found=f"used by {describe(node, index)}",
-            wanted="an opset import",
-        )
-    schema = _schema(domain, node.op_type, context)
-    if schema is not None:
-        low, high = schema.min_input, schema.max_input
-        if not low <= len(node.input) <= high:
-            wanted = str(low) if low == high else f"{low} to {high}"
-            raise context.fault(
-                f"{describe(node, index)} has a wrong number of inputs", found=str(len(node.input)), wanted=wanted
-            )
-    if len(node.attribute) > 1:
-        unique((item.name for item in node.attribute), f"attribute of {describe(node, index)}", context)
-    for attribute in node.attribute:
-        _check_attribute(attribute, schema, (node, index), context)
+def _check_node(node: onnx.NodeProto, index: int, count: int, names: frozenset[str], context: Context) -> None:
+    """Checks a node with ``count`` inputs."""
+    kind = context.kinds.get((node.domain, node.op_type)) or _kind(node, index, context)
+    if not kind.low <= count <= kind.high:
+        wanted = str(kind.low) if kind.low == kind.high else f"{kind.low} to {kind.high}"
+        raise context.fault(f"{describe(node, index)} has a wrong number of inputs", found=str(count), wanted=wanted)
+    if kind.unknown:
+        context.unknown[node.op_type] += 1
+    attributes = node.attribute
+    if len(attributes) > 1:
+        unique((item.name for item in attributes), f"attribute of {describe(node, index)}", context)
+    for attribute in attributes:
+        _check_attribute(attribute, kind.schema, (node, index), context)
         for graph in (*([attribute.g] if attribute.type == AttributeProto.GRAPH else []), *attribute.graphs):
             _check_graph(graph, names, context)
 
 
-def _schema(domain: str, op_type: str, context: Context) -> Any:
-    """The operator's schema at the imported opset, None for one that onnx does not know."""
-    key = (domain, op_type)
-    if key not in context.schemas:
-        try:
-            context.schemas[key] = onnx.defs.get_schema(op_type, context.imports[domain], domain)
-        except onnx.defs.SchemaError:
-            context.schemas[key] = None
-    schema = context.schemas[key]
-    if schema is None and domain == "" and ("", op_type) not in context.functions:
-        context.unknown[op_type] += 1
-    return schema
+def _kind(node: onnx.NodeProto, index: int, context: Context) -> Kind:
+    """Looks up the node's operator at the imported opset."""
+    domain, op_type = node.domain, node.op_type
+    plain = _DOMAIN_ALIAS.get(domain, domain)
+    if plain not in context.imports:
+        raise context.fault(
+            f"no opset of {plain or 'ai.onnx'!r} is imported",
+            found=f"used by {describe(node, index)}",
+            wanted="an opset import",
+        )
+    try:
+        schema = onnx.defs.get_schema(op_type, context.imports[plain], plain)
+        kind = Kind(schema, schema.min_input, schema.max_input)
+    except onnx.defs.SchemaError:
+        kind = Kind(unknown=plain == "" and ("", op_type) not in context.functions)
+    context.kinds[domain, op_type] = kind
+    return kind
 
 
 def _check_attribute(

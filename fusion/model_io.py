@@ -37,6 +37,7 @@ from fusion.external import (
     slots,
     write_weights,
 )
+from fusion.folding import Folded, fold
 from fusion.model_check import check_proto
 from fusion.packed import stored_outside
 from ir_ops.errors import BadModel, BadUsage
@@ -64,6 +65,7 @@ class Loaded:
         folder: where relative weights lie; None when unknown (a ModelProto names no folder).
         notes: sentences for the user about oddities.
         proto: what the file holds, when a path was given; not to be changed.
+        folded: what ``model`` was made of, when experts that are alike are in it once.
     """
 
     model: ir.Model
@@ -72,6 +74,7 @@ class Loaded:
     folder: Path | None = None
     notes: list[str] = field(default_factory=list)
     proto: onnx.ModelProto | None = None
+    folded: Folded | None = None
 
     def as_given(self, model: ir.Model | None = None) -> onnx.ModelProto | ir.Model:
         """``model`` (default: the loaded one) in the form the input had: an ir.Model, else a ModelProto."""
@@ -92,13 +95,15 @@ class Saved:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def load(model: ModelLike, *, folder: str | os.PathLike[str] | None = None) -> Loaded:
+def load(model: ModelLike, *, folder: str | os.PathLike[str] | None = None, fold_experts: bool = False) -> Loaded:
     """Reads a model from a file, or takes one from memory, and checks that it is whole.
 
     Args:
         model: path of an ONNX file, a ModelProto, or an ir.Model. Models from memory are copied (tensors of an
             ir.Model are shared), so that the caller's object does not change.
         folder: where a ModelProto's external weights lie.
+        fold_experts: leave out experts that are like another one: for finding, not for writing. An ir.Model is read as
+            it is.
 
     Raises:
         BadModel: missing, cut off, not ONNX, or structurally wrong; one line.
@@ -114,12 +119,14 @@ def load(model: ModelLike, *, folder: str | os.PathLike[str] | None = None) -> L
         proto, base = _read(path), path.parent
     where = str(path) if path is not None else proto.graph.name or "model"
     findings = check_proto(proto, where, base)
-    result = _deserialized(proto, where)
-    loaded = Loaded(result, "proto", None, base, findings.notes)
+    folded = fold(proto, findings.names) if fold_experts and not findings.unsorted else None
+    findings.names.clear()
+    result = _deserialized(proto if folded is None else folded.model, where)
+    loaded = Loaded(result, "proto", None, base, findings.notes, folded=folded)
     if path is not None:
         loaded.kind, loaded.path, loaded.proto = "path", path, proto
     if base is not None:
-        loaded.notes += anchor_weights(loaded.model, base)
+        loaded.notes += anchor_weights(loaded.model, base, findings.locations if folded is not None else ())
     if findings.unsorted:
         _sort(result, where)
         loaded.notes.append("the graph was not in topological order; it has been sorted")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +37,30 @@ class Findings:
     Attributes:
         unsorted: some node stands before the producer of its input; the graph can be sorted.
         notes: sentences for the user.
+        locations: of external weights, as the model spells them, in its order.
+        names: of what each node of the main graph reads and gives: slow to read twice.
     """
 
     unsorted: bool = False
     notes: list[str] = field(default_factory=list)
+    locations: dict[str, None] = field(default_factory=dict)
+    names: list[tuple[list[str], list[str]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An operator as the imported opset has it.
+
+    Attributes:
+        schema: None for one that onnx does not know.
+        low, high: the numbers of inputs it takes.
+        unknown: a name of ai.onnx that is neither an operator nor a function of the model.
+    """
+
+    schema: Any = None
+    low: int = 0
+    high: int = sys.maxsize
+    unknown: bool = False
 
 
 @dataclass
@@ -51,7 +73,7 @@ class Context:
     folder: Path | None
     findings: Findings
     unknown: Counter[str] = field(default_factory=Counter)
-    schemas: dict[tuple[str, str], Any] = field(default_factory=dict)
+    kinds: dict[tuple[str, str], Kind] = field(default_factory=dict)
     file_sizes: dict[str, int] = field(default_factory=dict)
     missing: dict[Path, list[str]] = field(default_factory=dict)
 
@@ -80,9 +102,10 @@ def check_tensor(tensor: TensorProto, where: str, context: Context) -> None:
         raise context.fault(
             f"{where} has an unknown element type", found=str(tensor.data_type), wanted="a TensorProto data type"
         )
-    if any(size < 0 for size in tensor.dims):
-        raise context.fault(f"{where} has a negative size", found=str(list(tensor.dims)))
-    count = math.prod(tensor.dims)
+    dims = list(tensor.dims)
+    if min(dims, default=0) < 0:
+        raise context.fault(f"{where} has a negative size", found=str(dims))
+    count = math.prod(dims)
     expected = (count * bits + 7) // 8
     if tensor.data_location == TensorProto.EXTERNAL:
         _check_external(tensor, expected, where, context)
@@ -91,7 +114,7 @@ def check_tensor(tensor: TensorProto, where: str, context: Context) -> None:
             raise context.fault(
                 f"{where} has data of a wrong size",
                 found=f"{len(tensor.raw_data)} bytes",
-                wanted=f"{expected} bytes for {list(tensor.dims)}",
+                wanted=f"{expected} bytes for {dims}",
             )
     else:
         values = len(getattr(tensor, _TYPED_DATA.get(tensor.data_type, "int32_data")))
@@ -100,10 +123,11 @@ def check_tensor(tensor: TensorProto, where: str, context: Context) -> None:
             raise context.fault(
                 f"{where} has data of a wrong size",
                 found=f"{values} values",
-                wanted=f"{wanted} for {list(tensor.dims)}",
+                wanted=f"{wanted} for {dims}",
             )
 
 
+@cache
 def _bits(number: int) -> int | None:
     """Bits of an element, None for a number that is no element type."""
     try:
@@ -127,6 +151,7 @@ def _check_external(tensor: TensorProto, expected: int, where: str, context: Con
             found=f"offset {offset}, length {length}",
             wanted=f"{expected} bytes for {list(tensor.dims)}",
         )
+    context.findings.locations[location] = None
     if context.folder is None or not expected:
         return
     size = _file_size(location, context)

@@ -62,7 +62,7 @@ def header(operator: Operator) -> str:
 
 
 def _camel(name: str) -> str:
-    return "".join(part.capitalize() for part in name.split("_"))
+    return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
 
 
 def _enum(name: str, values: Iterable[str]) -> str:
@@ -98,7 +98,7 @@ def _attrs(attrs: Sequence[Attr]) -> list[str]:
             raise BadUsage("kernels have no reader for this attribute type", where=attr.name, found=attr.type)
         if attr.allowed:
             name = _camel(attr.name)
-            lines.append(f"enum {name} : int {{ {', '.join(f'k{name}_{value}' for value in attr.allowed)} }};")
+            lines.append(f"enum {name} : int {{ {', '.join(_value(name, value) for value in attr.allowed)} }};")
             lines.append(f"inline constexpr const char* k{name}Values[] = {{{', '.join(map(_text, attr.allowed))}}};")
     if not attrs:
         return ["inline constexpr View<AttrDecl> kAttrs;", ""]
@@ -109,6 +109,11 @@ def _attrs(attrs: Sequence[Attr]) -> list[str]:
         allowed = f"k{_camel(attr.name)}Values" if attr.allowed else "{}"
         lines.append(f"    {{{_text(attr.name)}, AttrType::{_ATTR_TYPES[attr.type]}, {number}, {text}, {allowed}}},")
     return [*lines, "};", ""]
+
+
+def _value(name: str, value: str) -> str:
+    """The enumerator of an attribute's word, in which C++ takes no dots."""
+    return f"k{name}_{re.sub(r'[^0-9A-Za-z]', '_', value)}"
 
 
 def _types(operator: Operator) -> list[str]:

@@ -347,16 +347,21 @@ def offset_needs_scale(caches: Caches) -> Rule:
     return rule
 
 
+def kept_as(kind: str) -> tuple[str, ...]:
+    """Float types that a cache may keep rows of type ``kind`` in: float32 rows may be kept narrower, rounded once."""
+    return FLOATS if kind == "float32" else (kind,)
+
+
 def scale_and_type(caches: Caches, plain: str) -> Rule:
-    """A scale goes with an 8-bit cache; a cache without one has the element type of the input ``plain``."""
+    """A scale goes with an 8-bit cache; a cache without one keeps the rows of the input ``plain``."""
 
     def rule(case: Case) -> Iterator[Finding]:
         for cache in caches:
-            kind, wanted = case.dtype(cache.cache), case.dtype(plain)
+            kind, kept = case.dtype(cache.cache), kept_as(case.dtype(plain))
             if case.has(cache.scale) and not cache.quantised(case):
                 yield f"{cache.scale} with a {kind} {cache.cache}", "an 8-bit cache"
-            if not case.has(cache.scale) and kind != wanted:
-                yield f"{kind} {cache.cache} without {cache.scale}", f"{cache.scale}, or a {wanted} cache"
+            if not case.has(cache.scale) and kind not in kept:
+                yield f"{kind} {cache.cache} without {cache.scale}", f"{cache.scale}, or a {' | '.join(kept)} cache"
 
     return rule
 
@@ -399,11 +404,12 @@ def quant_type_in(caches: Caches, *types: str) -> Rule:
 
 
 def caches_combine(plain: str, *caches: str) -> Callable[[Mapping[str, str]], bool]:
-    """Whether a choice of types combines: a cache has the plain type or an 8-bit one, and one 8-bit type serves all."""
+    """Whether a choice of types combines: a cache keeps rows of the plain type (:func:`kept_as`) or is 8-bit, and one
+    8-bit type serves all."""
 
     def combines(choice: Mapping[str, str]) -> bool:
         kinds = [choice[cache] for cache in caches]
         eight = {kind for kind in kinds if kind in EIGHT_BIT}
-        return len(eight) <= 1 and all(kind in EIGHT_BIT or kind == choice[plain] for kind in kinds)
+        return len(eight) <= 1 and all(kind in EIGHT_BIT or kind in kept_as(choice[plain]) for kind in kinds)
 
     return combines

@@ -7,6 +7,12 @@ from collections.abc import Iterator
 from ir_ops.declaration import Case, Finding, Rule, Shape, Undecided, shape_differs, shape_text
 from ir_ops.dtypes import by_ge_attr
 
+MOVED = (
+    "float32", "float16", "bfloat16", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
+    "uint64", "bool", "hifloat8", "float8_e5m2", "float8_e4m3fn",
+)  # fmt: skip
+"""Element types of operators that move elements and compute nothing."""
+
 ROTARY_MODES = ("half", "interleave", "quarter", "interleave-half")
 """Names of the rotations; their places are the values of RotaryPositionEmbedding's ``mode``."""
 

@@ -47,6 +47,8 @@ class CachePort:
         order: order of the memory, one of :data:`ir_ops.layout.ORDERS`.
         heads, columns: of a token's row.
         shape: declared dims; -1 for the pages (paged) or batches, and for the rows where they are free.
+        halves: columns 2j and 2j + 1 of a row are columns j and columns / 2 + j in memory: pairs that a rotation turns,
+            which the model's export kept side by side, stand in a low and a high half.
     """
 
     input: str
@@ -57,6 +59,13 @@ class CachePort:
     heads: int
     columns: int
     shape: tuple[int, ...]
+    halves: bool = False
+
+    @property
+    def column_order(self) -> list[int]:
+        """For each column in memory, the column of a token's row that it holds."""
+        columns = range(self.columns)
+        return [*columns[0::2], *columns[1::2]] if self.halves else list(columns)
 
 
 @dataclass(frozen=True)
@@ -136,3 +145,5 @@ def _consistent(plan: DecodePlan, where: str) -> None:
     for port in plan.caches:
         if port.order not in ORDERS or port.heads < 1 or port.columns < 1:
             refuse(f"{port.input}: {port.order}, {port.heads} x {port.columns}", "a known order and sizes above 0")
+        if port.halves and port.columns % 2:
+            refuse(f"{port.input}: halves of {port.columns} columns", "an even number of columns")

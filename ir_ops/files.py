@@ -10,6 +10,16 @@ from pathlib import Path
 from ir_ops.errors import KvfuseError
 
 
+def check_place(path: str | os.PathLike[str]) -> Path:
+    """The path, if a file can stand there. Raises KvfuseError otherwise."""
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise KvfuseError("no such folder to write to", where=str(target), hint=f"create {target.parent} first")
+    if target.is_dir():
+        raise KvfuseError("a folder stands where the file should go", where=str(target))
+    return target
+
+
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yields a path beside ``path`` to write to, and renames it to ``path`` when the block ends well.
@@ -17,11 +27,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     Raises:
         KvfuseError: the folder does not exist or cannot be written.
     """
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise KvfuseError("no such folder to write to", where=str(target), hint=f"create {target.parent} first")
-    if target.is_dir():
-        raise KvfuseError("a folder stands where the file should go", where=str(target))
+    target = check_place(path)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         yield part

@@ -55,6 +55,9 @@ class Numeric(Protocol):
     def first_column(self, x: Tensor) -> Tensor:
         """``x[..., 0]`` of a last axis of size 1."""
 
+    def column(self, x: Tensor) -> Tensor:
+        """``x[..., None]``."""
+
     def concat_columns(self, parts: Sequence[Tensor]) -> Tensor: ...
 
     def broadcast(self, x: Tensor, dims: Sequence[Dim]) -> Tensor: ...
@@ -70,6 +73,11 @@ class Numeric(Protocol):
     def exp(self, x: Tensor) -> Tensor: ...
 
     def log(self, x: Tensor) -> Tensor: ...
+
+    def from_bits(self, x: Tensor) -> Tensor:
+        """The fp32 numbers whose bits are the low halves of uint64 ones."""
+
+    def copy(self, x: Tensor) -> Tensor: ...
 
     def size(self, x: Tensor) -> Dim:
         """The only element of an int64 tensor ``[1]``, as a size."""
@@ -107,6 +115,12 @@ class Numeric(Protocol):
     def nan_to_zero(self, x: Tensor) -> Tensor: ...
 
     def zeros(self, dims: Sequence[Dim], dtype: str) -> Tensor: ...
+
+    def scatter(self, x: Tensor, places: Tensor, values: Tensor) -> Tensor:
+        """A copy of ``x`` with ``values[k]`` at the index tuple ``places[k]``, int64, its last axis.
+
+        Tuples are distinct and have no negative numbers.
+        """
 
     def write(self, cache: Tensor, offsets: Tensor, values: Tensor, valid: Tensor, *, rows: bool) -> Tensor:
         """A copy of ``cache`` with ``values[t]`` stored at flat element ``offsets[t]`` for each valid ``t``.
@@ -155,6 +169,10 @@ class NumpyNumeric:
     def first_column(self, x: Array) -> Array:
         return x[..., 0]
 
+    def column(self, x: Array) -> Array:
+        tail: Array = x[..., None]
+        return tail
+
     def concat_columns(self, parts: Sequence[Array]) -> Array:
         return np.concatenate(parts, axis=-1)
 
@@ -178,6 +196,14 @@ class NumpyNumeric:
     def log(self, x: Array) -> Array:
         power: Array = np.log(x)
         return power
+
+    def from_bits(self, x: Array) -> Array:
+        numbers: Array = x.astype(np.uint32).view(np.float32)
+        return numbers
+
+    def copy(self, x: Array) -> Array:
+        made: Array = x.copy()
+        return made
 
     def size(self, x: Array) -> int:
         return int(x[0])
@@ -228,6 +254,11 @@ class NumpyNumeric:
 
     def zeros(self, dims: Sequence[int], dtype: str) -> Array:
         return np.zeros(tuple(dims), by_name(dtype).np)
+
+    def scatter(self, x: Array, places: Array, values: Array) -> Array:
+        result: Array = x.copy(order="C")
+        result[tuple(np.moveaxis(places, -1, 0))] = values
+        return result
 
     def write(self, cache: Array, offsets: Array, values: Array, valid: Array, *, rows: bool) -> Array:
         result: Array = cache.copy(order="C")

@@ -200,6 +200,12 @@ class OnnxNumeric:
             return self.node("Squeeze", [x], x.dtype, rank, axes=[-1])
         return self.node("Squeeze", [x, self.constant([-1], "int64")], x.dtype, rank)
 
+    def column(self, x: Value) -> Value:
+        rank = None if x.rank is None else x.rank + 1
+        if self.opset < 13:
+            return self.node("Unsqueeze", [x], x.dtype, rank, axes=[-1])
+        return self.node("Unsqueeze", [x, self.constant([-1], "int64")], x.dtype, rank)
+
     def concat_columns(self, parts: Sequence[Value]) -> Value:
         return self.node("Concat", parts, parts[0].dtype, parts[0].rank, axis=-1)
 
@@ -222,6 +228,19 @@ class OnnxNumeric:
 
     def log(self, x: Value) -> Value:
         return self.node("Log", [x], x.dtype, x.rank)
+
+    def from_bits(self, x: Value) -> Value:
+        """ONNX does not reinterpret bits: the number is put together from its parts."""
+        bits = self.cast(x, "int64") % 2**32
+        fraction, power, sign = bits % 2**23, bits // 2**23 % 256, bits // 2**31
+        steps = self.constant([2.0 ** (max(exponent, 1) - 150) for exponent in range(256)], "float32")
+        whole = fraction + self.cast(power >= 1, "int64") * 2**23
+        finite = self.cast(whole, "float32") * self.take(steps, power)
+        other = self.where(fraction >= 1, self.constant(np.nan, "float32"), self.constant(np.inf, "float32"))
+        return self.where(power >= 255, other, finite) * (1.0 - 2.0 * self.cast(sign, "float32"))
+
+    def copy(self, x: Value) -> Value:
+        return self.node("Identity", [x], x.dtype, x.rank)
 
     def size(self, x: Value) -> Value:
         return x
@@ -271,6 +290,9 @@ class OnnxNumeric:
 
     def zeros(self, dims: Sequence[Any], dtype: str) -> Value:
         return self.cast(self.node("ConstantOfShape", [self.sizes(dims)], "float32", len(dims)), dtype)
+
+    def scatter(self, x: Value, places: Value, values: Value) -> Value:
+        return self.node("ScatterND", [x, places, values], x.dtype, x.rank)
 
     def write(self, cache: Value, offsets: Value, values: Value, valid: Value, *, rows: bool) -> Value:
         """One ScatterND. A token that is not valid repeats the write of the first valid one, which changes nothing;

@@ -65,6 +65,16 @@ def to_small(xp: Numeric, x: Any, dtype: str) -> Any:
     return xp.cast(xp.clip(x, -FLOAT8_MAX[dtype], FLOAT8_MAX[dtype]), dtype)
 
 
+def to_integer(xp: Numeric, x: Any, dtype: str) -> Any:
+    """fp32, rounded half to even, as int8, uint8 or int32: clamped, NaN is 0."""
+    x = xp.nan_to_zero(xp.round(x))
+    if dtype != "int32":
+        return xp.cast(xp.clip(x, *((-128.0, 127.0) if dtype == "int8" else (0.0, 255.0))), dtype)
+    # the largest int32 is no fp32: the next one below it is 2^31 - 128
+    inside = xp.cast(xp.clip(x, -(2.0**31), 2.0**31 - 128.0), dtype)
+    return xp.where(x >= 2.0**31, 2**31 - 1, inside)
+
+
 def rotate_interleaved(xp: Numeric, x: Any, cos: Any, sin: Any, width: Any) -> Any:
     """Rotates pairs ``(x[2j], x[2j+1])`` into columns ``j`` and ``width/2 + j``: interleaved in, halves out."""
     half = width // 2

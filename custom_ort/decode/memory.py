@@ -27,6 +27,7 @@ class CacheMemory:
 
     def __init__(self, port: CachePort, dtype: DType, pages: int, rows: int) -> None:
         self.port = port
+        self._order = port.column_order
         assert dtype.np is not None
         if port.order == "BNSD":
             shape: tuple[int, ...] = (pages, port.heads, rows, port.columns)
@@ -54,11 +55,13 @@ class CacheMemory:
     def read(self, pages: Sequence[int], length: int) -> Array:
         """The rows of a sequence, ``[length, heads, columns]``."""
         rows = np.concatenate([self._rows_of(page) for page in pages])[:length]
-        return rows.reshape(length, self.port.heads, self.port.columns)
+        rows = rows.reshape(length, self.port.heads, self.port.columns)
+        return rows[..., np.argsort(self._order)] if self.port.halves else rows
 
     def write(self, pages: Sequence[int], rows: Array) -> None:
         """Writes the rows of a sequence, ``[length, heads, columns]``, from its first page on."""
         size = self._pages.shape[self._row_axis]
+        rows = rows[..., self._order] if self.port.halves else rows
         for number, page in enumerate(pages):
             part = rows[number * size : (number + 1) * size]
             target = self._rows_of(page)

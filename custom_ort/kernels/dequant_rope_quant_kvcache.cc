@@ -175,7 +175,8 @@ struct Job {
   const float* float_bias;  // of an int32 x, in fp32
   Slots slots;
   CacheWriter k, v;
-  char* q;  // null where the node does not ask for it
+  char* q;       // null where the node does not ask for it
+  bool streams;  // queries are too many for the CPU's caches
 
   void Tokens(size_t begin, size_t end) const;
   const float* Head(size_t token, size_t head, float* scratch) const;
@@ -228,20 +229,22 @@ void Job::Tokens(size_t begin, size_t end) const {
       v.Write(Head(t, first + head, work), {place.has_slot, place.page, place.row, head, t * heads() + head});
     }
   }
+  kernels.finish();
 }
 
 // Rows of the result's own type are rotated where they are.
 void Job::Queries(size_t token, const float* cos, const float* sin, float* scratch) const {
   const size_t n = width(), count = static_cast<size_t>(call.q_heads), bytes = n * ElementSize(call.cos.type);
   const bool half = kind() == kKindFloat16, dequantised = call.quantised();
-  const auto of_row = half ? kernels.rope_halves_float16_row : kernels.rope_halves_row[kind()];
   const auto of_floats = half ? kernels.rope_halves_float16 : kernels.rope_halves[kind()];
   char* out = q + token * count * bytes;
   for (size_t head = 0; head < count; ++head, out += bytes) {
     if (dequantised) {
       of_floats(Head(token, head, scratch), cos, sin, n, out);
+    } else if (half) {
+      kernels.rope_halves_float16_row(Source(token, head), cos, sin, n, out);
     } else {
-      of_row(Source(token, head), cos, sin, n, out);
+      kernels.rope_halves_row[kind()](Source(token, head), cos, sin, n, out, streams);
     }
   }
 }
@@ -286,7 +289,8 @@ void DequantRopeQuantKvcache::Run(KernelContext& context) const {
           call.slots(),
           writer(call.k_cache, call.scale_k, call.offset_k),
           writer(call.v_cache, call.scale_v, call.offset_v),
-          nullptr};
+          nullptr,
+          false};
 
   // Nothing is refused from here on.
   const auto rows = [&](Output output, int64_t heads, bool wanted) -> void* {
@@ -297,6 +301,8 @@ void DequantRopeQuantKvcache::Run(KernelContext& context) const {
     return context.Output(output, dims, call.x.rank + 1);
   };
   job.q = static_cast<char*>(rows(kOutQ, call.q_heads, true));
+  const size_t q_bytes = call.tokens() * static_cast<size_t>(call.q_heads * call.width) * ElementSize(call.cos.type);
+  job.streams = q_bytes >= kStreamedBytes;
   const auto cache = [&](Output output, const Tensor& input) {
     void* data = context.Output(output, input.dims, input.rank);
     if (data != nullptr) context.Copy(data, input.data, static_cast<size_t>(input.elements));

@@ -68,12 +68,7 @@ float DynamicQuant::Row(const void* x, FloatKind kind, const float* smooth, size
   if (smooth != nullptr) {
     for (size_t i = 0; i < width; ++i) values[i] *= smooth[i];
   }
-  uint32_t largest = 0;  // bits of non-negative floats are in the order of the floats, NaN above all
-  for (size_t i = 0; i < width; ++i) largest = std::max(largest, FloatBits(values[i]) & 0x7fffffffu);
-  const float scale = BitsFloat(largest) / Largest(type_);
-  const float divisor = scale == 0.0f ? 1.0f : scale;
-  for (size_t i = 0; i < width; ++i) values[i] /= divisor;
-  return scale;
+  return DivideByScale(values, width, Largest(type_));
 }
 
 void DynamicQuant::Run(KernelContext& context) const {

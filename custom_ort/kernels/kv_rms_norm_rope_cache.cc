@@ -335,7 +335,7 @@ void Job::Separate(const Row& row, const float* key, float* scratch) const {
 
   const size_t v_width = static_cast<size_t>(call.ckv.width);
   const char* v = call.v.As<char>() + row.place.number * v_width * ElementSize(call.v.type);
-  if (!call.ckv.quantised()) return ckv.WriteBits(v, row.place);
+  if (ckv.KeepsType()) return ckv.WriteBits(v, row.place);
   kernels.load[kind](v, v_width, scratch);
   ckv.Write(scratch, row.place);
 }

@@ -64,8 +64,6 @@ struct Cache {
   Output output, raw_output;
   int64_t heads;
   CacheLayout layout{};
-
-  bool quantised() const { return input.type == kInt8; }
 };
 
 // The tensors of a call, checked in the order of the contract's rules.
@@ -287,7 +285,7 @@ void Job::Values(const char* rows, Place place, float* scratch) const {
   const size_t n = width(), heads = static_cast<size_t>(call.sizes.v), token = place.number;
   for (size_t head = 0; head < heads; ++head, rows += n * size()) {
     place.head = head, place.number = token * heads + head;
-    if (!call.v.quantised()) {
+    if (v.KeepsType()) {
       v.WriteBits(rows, place);
     } else {
       kernels.load[kind()](rows, n, scratch);

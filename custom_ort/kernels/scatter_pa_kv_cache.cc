@@ -112,12 +112,6 @@ void ScatterPaKvCache::CheckPairs(const std::vector<Pair>& pairs) const {
   }
 }
 
-std::vector<int64_t> Wide(const Tensor& slots) {
-  const size_t count = static_cast<size_t>(slots.elements);
-  if (slots.type == kInt64) return {slots.As<int64_t>(), slots.As<int64_t>() + count};
-  return {slots.As<int32_t>(), slots.As<int32_t>() + count};
-}
-
 void ScatterPaKvCache::Run(KernelContext& context) const {
   for (const size_t input : {kInCompressLens, kInCompressSeqOffset, kInSeqLens}) {
     const Tensor given = context.Input(input);
@@ -132,7 +126,7 @@ void ScatterPaKvCache::Run(KernelContext& context) const {
   CheckPairs(pairs);
   const Tensor& key = pairs[0].rows;
   if (!slot_mapping.Is({key.dims[0]})) Refuse(kSp7D, Found(slot_mapping), "[" + Text(key.dims[0]) + "]");
-  const std::vector<int64_t> wide = Wide(slot_mapping);
+  const std::vector<int64_t> wide = Integers(slot_mapping);
   const size_t tokens = wide.size(), heads = static_cast<size_t>(key.dims[1]);
   const size_t block = static_cast<size_t>(pairs[0].Block(mode_->order));
   const Slots slots(*mode_, wide.data(), tokens, 1, static_cast<size_t>(pairs[0].Pages()), block);

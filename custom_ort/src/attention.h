@@ -1,4 +1,4 @@
-// Attention kernels: what is done to a tile of up to 64 keys and the rows of one kv head. Chosen at run time for the
+// Attention kernels: what is done to a tile of up to 128 keys and the rows of one kv head. Chosen at run time for the
 // CPU, like the products. Sums are fp32; instruction sets differ in their last bits.
 //
 // Two forms. Few rows: a vector holds columns, keys and values are read where they lie and widened in registers; one
@@ -12,7 +12,7 @@
 
 namespace kvfuse {
 
-constexpr size_t kTileKeys = 64;
+constexpr size_t kTileKeys = 128;
 constexpr size_t kFewRowsMost = 8;
 constexpr size_t kOffsetColumns = 8;  // a row is made of groups of 8 columns, each with an offset of its own
 
@@ -38,10 +38,9 @@ struct KeyRows {
 
 struct FewRowsKernels {
   // s[r][t] = q[r] * k[t], added to what is there with `add`. Up to kFewRowsMost rows.
-  void (*scores)(const float* q, size_t q_stride, size_t rows, const KeyRows& keys, float* s, size_t s_stride,
-                 bool add);
+  void (*scores)(const float* q, size_t q_stride, size_t rows, KeyRows keys, float* s, size_t s_stride, bool add);
   // y[r] += p[r][t] * v[t].
-  void (*values)(const float* p, size_t p_stride, size_t rows, const KeyRows& values, float* y, size_t y_stride);
+  void (*values)(const float* p, size_t p_stride, size_t rows, KeyRows values, float* y, size_t y_stride);
 };
 
 // Running maximum and sum of each row, and the factor for what was summed before this tile.

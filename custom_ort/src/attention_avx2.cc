@@ -11,7 +11,7 @@ namespace {
 #define KVFUSE_OP KVFUSE_TARGET static inline __attribute__((always_inline))
 
 using V = __m256;
-constexpr size_t kLanes = 8, kValueVectors = 2;
+constexpr size_t kLanes = 8, kValueVectors = 2, kValueRows = 4;
 constexpr int kSums = 8, kScoreKeys = 8;
 
 KVFUSE_OP __m128i Load16(const void* x) { return _mm_loadu_si128(static_cast<const __m128i*>(x)); }
@@ -58,6 +58,12 @@ KVFUSE_OP V SumsOf(const V* x) {
   const V low = Fours(Pairs(x[0], x[1]), Pairs(x[2], x[3])), high = Fours(Pairs(x[4], x[5]), Pairs(x[6], x[7]));
   return _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
 }
+
+// Eight numbers are a vector.
+KVFUSE_OP V Repeat8(const float* x) { return Load(x); }
+KVFUSE_OP V Spread8(const float* x) { return Set(*x); }
+KVFUSE_OP V SumsOf8(const V* x) { return SumsOf(x); }
+KVFUSE_OP void AddTo8(float* y, V x) { Store(y, Add(Load(y), x)); }
 
 #include "attention_impl.inc"
 

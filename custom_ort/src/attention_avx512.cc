@@ -16,7 +16,7 @@ namespace {
 #define KVFUSE_OP KVFUSE_TARGET static inline __attribute__((always_inline))
 
 using V = __m512;
-constexpr size_t kLanes = 16, kValueVectors = 4;
+constexpr size_t kLanes = 16, kValueVectors = 2, kValueRows = 8;
 constexpr int kSums = 16, kScoreKeys = 24;
 
 KVFUSE_OP __m256i Load16Of2(const void* x) { return _mm256_loadu_si256(static_cast<const __m256i*>(x)); }
@@ -64,6 +64,19 @@ KVFUSE_OP V SumsOf(const V* x) {
   V four[4];
   for (int i = 0; i < 4; ++i) four[i] = Fours(Pairs(x[4 * i], x[4 * i + 1]), Pairs(x[4 * i + 2], x[4 * i + 3]));
   return Quarters(Quarters(four[0], four[1]), Quarters(four[2], four[3]));
+}
+// Eight numbers twice; two numbers, each eight times.
+KVFUSE_OP V Repeat8(const float* x) { return _mm512_broadcast_f32x8(_mm256_loadu_ps(x)); }
+KVFUSE_OP V Spread8(const float* x) { return _mm512_insertf32x8(Set(x[0]), _mm256_set1_ps(x[1]), 1); }
+// Sums of the halves of x[0..7]: lane 2i that of the lower half of x[i], lane 2i + 1 of its upper half.
+KVFUSE_OP V SumsOf8(const V* x) {
+  const V first = Fours(Pairs(x[0], x[1]), Pairs(x[2], x[3])), second = Fours(Pairs(x[4], x[5]), Pairs(x[6], x[7]));
+  const __m512i order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+  return _mm512_permutexvar_ps(order, Quarters(first, second));
+}
+KVFUSE_OP void AddTo8(float* y, V x) {
+  const __m256 both = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+  _mm256_storeu_ps(y, _mm256_add_ps(_mm256_loadu_ps(y), both));
 }
 
 #include "attention_impl.inc"

@@ -9,7 +9,7 @@ namespace {
 #define KVFUSE_TARGET
 #define KVFUSE_OP static inline
 
-constexpr size_t kLanes = 8, kValueVectors = 2;
+constexpr size_t kLanes = 8, kValueVectors = 2, kValueRows = 4;
 constexpr int kSums = 8, kScoreKeys = 8;
 
 struct V {
@@ -76,6 +76,12 @@ KVFUSE_OP float MaxOf(const V& v) {
 KVFUSE_OP V SumsOf(const V* x) {
   return Each([=](size_t i) { return SumOf(x[i]); });
 }
+
+// Eight numbers are a vector.
+KVFUSE_OP V Repeat8(const float* x) { return Load(x); }
+KVFUSE_OP V Spread8(const float* x) { return Set(*x); }
+KVFUSE_OP V SumsOf8(const V* x) { return SumsOf(x); }
+KVFUSE_OP void AddTo8(float* y, const V& x) { Store(y, Add(Load(y), x)); }
 
 #include "attention_impl.inc"
 

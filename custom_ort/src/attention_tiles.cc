@@ -9,9 +9,9 @@
 namespace kvfuse {
 namespace {
 
-// Of one head: steps of 16 keys, a tile of 64 ahead. Of all heads: 8 keys of all of them, which are neighbours in
-// memory, 16 ahead. Walking a head's 64 keys first would open 64 pages of memory for half a kilobyte each.
-constexpr size_t kStepOfOne = 16, kStepOfAll = 8, kAheadOfAll = 16;
+// Of one head: whole tiles, one ahead. Of all heads: 8 keys of all of them, which are neighbours in
+// memory, 16 ahead. Walking a head's keys first would open as many pages of memory for half a kilobyte each.
+constexpr size_t kStepOfOne = kTileKeys, kStepOfAll = 8, kAheadOfAll = 16;
 
 size_t RoundUp(size_t n, size_t step) { return (n + step - 1) / step * step; }
 

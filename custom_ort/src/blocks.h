@@ -23,6 +23,13 @@ inline size_t Product(const int64_t* dims, size_t begin, size_t end) {
 
 inline std::string Found(const Tensor& tensor) { return tensor.name + (" " + tensor.ShapeText()); }
 
+// The elements of an int32 or int64 tensor.
+inline std::vector<int64_t> Integers(const Tensor& tensor) {
+  const size_t count = static_cast<size_t>(tensor.elements);
+  if (tensor.type == kInt64) return {tensor.As<int64_t>(), tensor.As<int64_t>() + count};
+  return {tensor.As<int32_t>(), tensor.As<int32_t>() + count};
+}
+
 // A small parameter in fp32; a copy where it has another type.
 class Floats {
  public:

@@ -13,14 +13,20 @@ void CheckOffsetHasScale(const Constraint& constraint, const Tensor& scale, cons
   }
 }
 
+bool Keeps(int type, int plain) {
+  return type == plain || (plain == kFloat32 && (type == kFloat16 || type == kBfloat16));
+}
+
+std::string KeptText(int plain) { return plain == kFloat32 ? "float32 | float16 | bfloat16" : ElementTypeName(plain); }
+
 void CheckScaleFitsCache(const Constraint& constraint, const Tensor& cache, const Tensor& scale, int plain) {
   const std::string cache_type = ElementTypeName(cache.type);
   if (scale.given && ElementSize(cache.type) != 1) {
     Refuse(constraint, scale.name + (" with a " + cache_type + " ") + cache.name, "an 8-bit cache");
   }
-  if (!scale.given && cache.type != plain) {
+  if (!scale.given && !Keeps(cache.type, plain)) {
     Refuse(constraint, cache_type + " " + cache.name + " without " + scale.name,
-           scale.name + (", or a " + std::string(ElementTypeName(plain))) + " cache");
+           scale.name + (", or a " + KeptText(plain)) + " cache");
   }
 }
 

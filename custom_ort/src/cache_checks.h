@@ -9,7 +9,11 @@ namespace kvfuse {
 // Refuses an offset without its scale.
 void CheckOffsetHasScale(const Constraint& constraint, const Tensor& scale, const Tensor& offset);
 
-// Refuses a scale with a plain cache, and a cache without one that has not the element type `plain`.
+// Whether a cache of float type `type` keeps rows of type `plain`: their own type, for float32 any float. And which do.
+bool Keeps(int type, int plain);
+std::string KeptText(int plain);
+
+// Refuses a scale with a plain cache, and a cache without one that cannot keep rows of type `plain`.
 void CheckScaleFitsCache(const Constraint& constraint, const Tensor& cache, const Tensor& scale, int plain);
 
 // Refuses a scale that divides and has an element that is 0 or not finite.

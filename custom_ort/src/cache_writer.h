@@ -47,7 +47,7 @@ enum class Scaling { kMultiplies, kDivides };
 class CacheWriter {
  public:
   // `raw_type` is the type of the unquantised row, `float8_cast` the position of that attribute's value. A scale that
-  // divides makes int8.
+  // divides makes int8. A float32 row may be kept in 16 bits.
   CacheWriter(const CacheLayout& layout, int type, const Tensor& scale, const Tensor& offset, int raw_type,
               int float8_cast, const RowKernels& kernels, Scaling scaling = Scaling::kMultiplies)
       : layout_(layout),
@@ -55,7 +55,9 @@ class CacheWriter {
         raw_size_(ElementSize(raw_type)),
         scale_(scale, layout.columns),
         offset_(offset, layout.columns),
-        store_(kernels.store[KindOf(raw_type)]),
+        keeps_type_(type == raw_type),
+        store_(size_ == 1 ? nullptr : kernels.store[KindOf(type)]),
+        store_raw_(kernels.store[KindOf(raw_type)]),
         normalise_(kernels.normalise[kKindFloat32]),
         normalise_row_(kernels.normalise_row[KindOf(raw_type)]),
         rotate_row_(kernels.rope_interleaved_row[KindOf(raw_type)]),
@@ -71,7 +73,9 @@ class CacheWriter {
   bool Wants(const Place& place) const { return (place.has_slot && data_ != nullptr) || raw_ != nullptr; }
 
   // Whether rows only go to a cache of their own type: they are rounded as they are computed, and need no fp32 copy.
-  bool Direct() const { return quantise_ == nullptr && raw_ == nullptr; }
+  bool Direct() const { return keeps_type_ && raw_ == nullptr; }
+  // Whether rows go to the cache bit for bit.
+  bool KeepsType() const { return keeps_type_; }
   // For a direct writer, x a row of the cache's type: x / rms * gamma, and x rotated (to one block of columns).
   void WriteNormalised(const void* x, const float* gamma, float rms, const Place& place) const {
     normalise_row_(x, gamma, rms, layout_.columns, Target(place));
@@ -96,10 +100,10 @@ class CacheWriter {
         store_(x, layout_.columns, target);
       }
     }
-    if (raw_ != nullptr) store_(x, layout_.columns, {Raw(place), layout_.columns, layout_.columns});
+    if (raw_ != nullptr) store_raw_(x, layout_.columns, {Raw(place), layout_.columns, layout_.columns});
   }
 
-  // An unquantised row of the cache's own type, bit for bit.
+  // A row of the cache's own type, bit for bit.
   void WriteBits(const char* x, const Place& place) const {
     if (place.has_slot && data_ != nullptr) {
       const RowTarget target = Target(place);
@@ -127,7 +131,9 @@ class CacheWriter {
   CacheLayout layout_;
   size_t size_, raw_size_;
   QuantRows scale_, offset_;
+  bool keeps_type_;
   void (*store_)(const float*, size_t, const RowTarget&);
+  void (*store_raw_)(const float*, size_t, const RowTarget&);
   void (*normalise_)(const void*, const float*, float, size_t, const RowTarget&);
   void (*normalise_row_)(const void*, const float*, float, size_t, const RowTarget&);
   void (*rotate_row_)(const void*, const void*, const void*, size_t, void*);

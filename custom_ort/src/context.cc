@@ -83,6 +83,10 @@ const char* ElementTypeName(int type) {
       return "uint8";
     case kInt8:
       return "int8";
+    case kUint16:
+      return "uint16";
+    case kInt16:
+      return "int16";
     case kInt32:
       return "int32";
     case kInt64:
@@ -93,6 +97,10 @@ const char* ElementTypeName(int type) {
       return "float16";
     case kFloat64:
       return "float64";
+    case kUint32:
+      return "uint32";
+    case kUint64:
+      return "uint64";
     case kBfloat16:
       return "bfloat16";
     case kFloat8E4m3fn:
@@ -214,6 +222,16 @@ Tensor KernelInfo::ConstantInput(size_t input) const {
   const OrtValue* value = nullptr;
   if (input < count) Require(Runtime().KernelInfoGetConstantInput_tensor(info_, input, &constant, &value));
   return Read(declaration_.inputs[input].name, constant != 0 ? value : nullptr);
+}
+
+int KernelInfo::RequiredChoice(size_t attribute, std::string* found) const {
+  const AttrDecl& declared = declaration_.attrs[attribute];
+  size_t size = 0;
+  if (!Succeeded(Runtime().KernelInfoGetAttribute_string(info_, declared.name, nullptr, &size))) {
+    RefuseOtherType(declared);
+    Refuse({"AT-03", "a required attribute is missing"}, std::string("no ") + declared.name, "String");
+  }
+  return Choice(attribute, found);
 }
 
 std::string NodeName(const OrtKernelInfo* info) {

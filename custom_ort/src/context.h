@@ -62,6 +62,8 @@ class KernelInfo {
   std::vector<int64_t> Ints(size_t attribute, const std::vector<int64_t>* otherwise = nullptr) const;
   // Position of a String attribute's value among the allowed ones, or -1 with the value in `found`.
   int Choice(size_t attribute, std::string* found) const;
+  // The same of an attribute that must be there.
+  int RequiredChoice(size_t attribute, std::string* found) const;
   int InputType(size_t input) const { return types_[input]; }
   int OutputType(size_t output) const { return types_[declaration_.inputs.size + output]; }
   // The initializer behind an input; not `given` when the input is absent or computed.

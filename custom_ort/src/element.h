@@ -14,11 +14,15 @@ enum ElementType : int {
   kFloat32 = 1,
   kUint8 = 2,
   kInt8 = 3,
+  kUint16 = 4,
+  kInt16 = 5,
   kInt32 = 6,
   kInt64 = 7,
   kBool = 9,
   kFloat16 = 10,
   kFloat64 = 11,
+  kUint32 = 12,
+  kUint64 = 13,
   kBfloat16 = 16,
   kFloat8E4m3fn = 17,
   kFloat8E5m2 = 19,
@@ -36,11 +40,14 @@ constexpr size_t ElementSize(int type) {
     case kFloat8E4m3fn:
     case kFloat8E5m2:
       return 1;
+    case kUint16:
+    case kInt16:
     case kFloat16:
     case kBfloat16:
       return 2;
     case kFloat32:
     case kInt32:
+    case kUint32:
       return 4;
     default:
       return 8;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cache_checks.h"
 #include "generated/mla_prolog_v3.h"
 
 namespace kvfuse::mla {
@@ -45,15 +46,15 @@ void CheckTypes(const KernelInfo& info, const Modes& modes) {
   const int kv = info.InputType(kInKvCache), kr = info.InputType(kInKrCache), query = info.OutputType(kOutQuery);
   const int scales = info.InputType(kInDequantScaleX);
   const bool eight = kv == kInt8 || kv == kFloat8E4m3fn;
-  const bool kv_fits = modes.cache == 0 ? kv == modes.plain : modes.cache == 2 ? kv == kInt8 : eight;
-  const int kr_wanted = modes.cache == 2 ? int{kInt8} : modes.plain;
+  const bool kv_fits = modes.cache == 0 ? Keeps(kv, modes.plain) : modes.cache == 2 ? kv == kInt8 : eight;
+  const int kr_wanted = modes.cache == 0 ? kv : modes.cache == 2 ? int{kInt8} : modes.plain;
   const bool hif8 = modes.weights == 5;
   const TypeRule rules[] = {
       {"token_x", info.InputType(kInTokenX), !hif8 && info.InputType(kInTokenX) == weight,
        hif8 ? "hifloat8" : ElementTypeName(weight)},
       {"weight_uq_qr", info.InputType(kInWeightUqQr), info.InputType(kInWeightUqQr) == up, ElementTypeName(up)},
       {"kv_cache", kv, kv_fits,
-       modes.cache == 0   ? plain
+       modes.cache == 0   ? KeptText(modes.plain)
        : modes.cache == 2 ? "int8"
                           : "int8 | float8_e4m3fn | hifloat8"},
       {"kr_cache", kr, kr == kr_wanted, ElementTypeName(kr_wanted)},

@@ -254,7 +254,7 @@ void Tokens::WriteKey(size_t token, const float* c, const float* k, float* scrat
     const RowTarget kv = target(outputs_.kv, call_.kv_layout, call_.kv.type);
     switch (modes_.cache) {
       case 0:
-        rows_.store[plain_](c, call_.kv_rank, kv);
+        rows_.store[KindOf(call_.kv.type)](c, call_.kv_rank, kv);
         break;
       case 3:
         WritePacked(c, k, static_cast<char*>(kv.data), scratch);
@@ -269,7 +269,7 @@ void Tokens::WriteKey(size_t token, const float* c, const float* k, float* scrat
   if (modes_.cache == 2) {
     rows_.quantise[kQuantInt8](k, call_.quant_kr.As<float>(), nullptr, call_.rope, kr);
   } else {
-    rows_.store[plain_](k, call_.rope, kr);
+    rows_.store[KindOf(call_.kr.type)](k, call_.rope, kr);
   }
 }
 

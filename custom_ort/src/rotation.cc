@@ -13,14 +13,14 @@ void RotateHalf(const float* x, const float* cos, const float* sin, size_t n, fl
   for (size_t j = half; j < n; ++j) y[j] = x[j] * cos[j] + x[j - half] * sin[j];
 }
 
+}  // namespace
+
 void RotateInterleaved(const float* x, const float* cos, const float* sin, size_t n, float* y) {
   for (size_t j = 0; j + 1 < n; j += 2) {
     y[j] = x[j] * cos[j] - x[j + 1] * sin[j];
     y[j + 1] = x[j + 1] * cos[j + 1] + x[j] * sin[j + 1];
   }
 }
-
-}  // namespace
 
 Rotation::Rotation(const RowKernels& kernels, Rotary mode, const Tensor& x, const Tensor& cos, const Tensor& sin,
                    const float* matrix)
@@ -80,7 +80,7 @@ void Rotation::Run(char* out, size_t begin, size_t end) const {
     const char* source = x_ + row * width_ * size_;
     char* target = out + row * width_ * size_;
     if (mode_ == Rotary::kHalf && target != source) {
-      kernels_.rope_halves_row[kind_](source, cos, sin, turned_, target);
+      kernels_.rope_halves_row[kind_](source, cos, sin, turned_, target, false);
     } else if (mode_ == Rotary::kHalf) {
       kernels_.load[kind_](source, turned_, x);
       kernels_.rope_halves[kind_](x, cos, sin, turned_, target);

@@ -10,6 +10,9 @@ namespace kvfuse {
 // As RotaryPositionEmbedding's mode numbers them; by a matrix: x @ matrix takes the turned row's place.
 enum class Rotary : int { kHalf, kInterleave, kQuarter, kInterleaveHalf, kMatrix };
 
+// Turns pairs of neighbours, n even; cos and sin are as wide as x, and y is not x.
+void RotateInterleaved(const float* x, const float* cos, const float* sin, size_t n, float* y);
+
 // y = x * cos + rot(x) * sin, row by row, in fp32 and rounded once.
 class Rotation {
  public:

@@ -60,8 +60,9 @@ struct RowKernels {
   // Rotation by halves of an fp32 row with cos and sin in fp32, n even, rounded half to even to the kind. y must not
   // overlap x.
   void (*rope_halves[kFloatKinds])(const void* x, const float* cos, const float* sin, size_t n, void* y);
-  // The same of a row of the kind.
-  void (*rope_halves_row[kFloatKinds])(const void* x, const float* cos, const float* sin, size_t n, void* y);
+  // The same of a row of the kind; past the CPU's caches, where the kernel can, with `streams`.
+  void (*rope_halves_row[kFloatKinds])(const void* x, const float* cos, const float* sin, size_t n, void* y,
+                                       bool streams);
   // The same in fp16 arithmetic, to fp16: x, cos and sin, each product and each sum are rounded. x is fp32, or fp16.
   void (*rope_halves_float16)(const void* x, const float* cos, const float* sin, size_t n, void* y);
   void (*rope_halves_float16_row)(const void* x, const float* cos, const float* sin, size_t n, void* y);

@@ -64,6 +64,15 @@ KVFUSE_OP void StreamTwo(float* y, F first, F second) {
   _mm256_stream_ps(y + 16, second.low);
   _mm256_stream_ps(y + 24, second.high);
 }
+template <typename T>
+KVFUSE_OP void StreamTwo(T* y, F first, F second) {
+  alignas(64) T line[32];
+  StoreTwo(line, first, second);
+  for (size_t part = 0; part < 32; part += 16) {
+    const __m256i bytes = _mm256_load_si256(reinterpret_cast<const __m256i*>(line + part));
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(y + part), bytes);
+  }
+}
 KVFUSE_TARGET static void Finish() { _mm_sfence(); }
 KVFUSE_OP F Add(F a, F b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
 KVFUSE_OP F Sub(F a, F b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }

@@ -43,7 +43,10 @@ inline void StoreTwo(T* y, const F& first, const F& second) {
   Store(y + 16, second);
 }
 constexpr bool kMayStream = false;
-inline void StreamTwo(float* y, const F& first, const F& second) { StoreTwo(y, first, second); }
+template <typename T>
+inline void StreamTwo(T* y, const F& first, const F& second) {
+  StoreTwo(y, first, second);
+}
 void Finish() {}
 inline F Add(const F& a, const F& b) {
   return Map<F>([&](int i) { return a.lane[i] + b.lane[i]; });

@@ -1,5 +1,7 @@
 #include "small_types.h"
 
+#include <algorithm>
+
 namespace kvfuse {
 namespace {
 
@@ -27,6 +29,15 @@ void StoreSmall(const RowKernels& kernels, int type, const float* values, size_t
   }
   const QuantKind kind = type == kInt8 ? kQuantInt8 : type == kFloat8E4m3fn ? kQuantE4m3fnSaturate : kQuantE5m2Saturate;
   kernels.quantise[kind](values, ones.values, nullptr, count, {out, count, count});
+}
+
+float DivideByScale(float* values, size_t count, float largest) {
+  uint32_t most = 0;  // bits of non-negative floats are in the order of the floats, NaN above all
+  for (size_t i = 0; i < count; ++i) most = std::max(most, FloatBits(values[i]) & 0x7fffffffu);
+  const float scale = BitsFloat(most) / largest;
+  const float divisor = scale == 0.0f ? 1.0f : scale;
+  for (size_t i = 0; i < count; ++i) values[i] /= divisor;
+  return scale;
 }
 
 }  // namespace kvfuse

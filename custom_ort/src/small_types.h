@@ -27,16 +27,19 @@ inline int TypeOfAttribute(int64_t number) {
   }
 }
 
-// The element type that a quantising node's `dst_type` asks for; kUndefined if it is none that ONNX has. The type of
-// an output cannot be told to the runtime without its rank: then it takes the first that the operator has, int8, and
-// the kernel must not run.
+// Refuses a runtime that took an output for another type than the one that an attribute asks for. The type of an output
+// cannot be told to it without its rank: then it takes the first that the operator has, and the kernel must not run.
+inline void RequireType(const KernelInfo& info, int type, size_t output, const char* attribute) {
+  if (type == kUndefined || type == info.OutputType(output)) return;
+  throw Refusal(std::string("the runtime takes y for ") + ElementTypeName(info.OutputType(output)) + ", " + attribute +
+                " is " + ElementTypeName(type) +
+                "; that takes onnxruntime 1.24 and a known rank of x when the model is loaded: run shape inference");
+}
+
+// The element type that a quantising node's `dst_type` asks for; kUndefined if it is none that ONNX has.
 inline int TargetOf(const KernelInfo& info, size_t attribute, size_t output) {
   const int type = TypeOfAttribute(info.Int(attribute));
-  if (type != kUndefined && type != info.OutputType(output)) {
-    throw Refusal(std::string("the runtime takes y for ") + ElementTypeName(info.OutputType(output)) +
-                  ", dst_type is " + ElementTypeName(type) +
-                  "; that takes onnxruntime 1.24 and a known rank of x when the model is loaded: run shape inference");
-  }
+  RequireType(info, type, output, "dst_type");
   return type;
 }
 
@@ -46,5 +49,9 @@ inline size_t SmallBytes(int type, size_t count) { return type == kInt4 ? count 
 // Writes values as int8 or int4 (rounded half to even, clamped, NaN is 0) or as float8 (rounded half to even,
 // saturating at the largest finite value). `count` is at most kSmallPiece, and even for int4.
 void StoreSmall(const RowKernels& kernels, int type, const float* values, size_t count, char* out);
+
+// Divides a row in place by its own scale, what its largest magnitude is of `largest`, and returns the scale; a row of
+// zeros stays and has scale 0.
+float DivideByScale(float* values, size_t count, float largest);
 
 }  // namespace kvfuse

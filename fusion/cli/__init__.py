@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import gc
 import importlib
 import os
 import pkgutil
@@ -21,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from fusion.cli import commands
+from fusion.cli.process import prepare
 
 DONE, BAD, UNMET, FAILED = 0, 1, 2, 3
 _INTERRUPTED, _CLOSED_PIPE = 130, 141
@@ -45,7 +45,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
     if argv is None:
-        gc.disable()  # a process for one command: what is garbage goes with it
+        prepare()
     try:
         code = _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()

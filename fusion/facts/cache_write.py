@@ -106,7 +106,8 @@ def _agreed(view: GraphView, spine: Spine, read: list[_Trial]) -> CacheWrite | N
             continue
         probes = _page_probes(agreed) if slots.form == "block" else agreed[: len(SEEDS)]
         if probes:
-            negative = with_negative_slots(view, spine, slots, probes[0])
+            fixed = not probes[0].probe.known(slots.value).taint  # never -1
+            negative = "skips" if fixed else with_negative_slots(view, spine, slots, probes[0])
             run = None if slots.start else _run(read[: len(SEEDS)], probes)
             return CacheWrite(spine, read[0].updates, here.geometry.order, slots, run, negative, probes)
     return None

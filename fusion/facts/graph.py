@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Hashable
+from collections.abc import Container, Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,8 @@ class GraphView:
         """These sizes, each with a number that what stands for it must be divisible by."""
         self.largest_cache = 0
         """Elements of the largest cache."""
+        self.stands_for: Mapping[str, int] = {}
+        """Result of a node -> how many nodes it stands for, where that is more than itself (:mod:`fusion.folding`)."""
         self.kept: dict[Hashable, Any] = {}
         """What recognisers want to find again: evaluations that several facts share."""
         # the keys are ids, so what they stand for is kept alive beside them
@@ -224,6 +226,11 @@ class GraphView:
         if self._trial is None:
             self._trial = Numbering(self, trial_leaf(self), declared=True)
         return self._trial.of(value)
+
+    def trial_kind(self, node: ir.Node) -> Hashable:
+        """Equal for nodes to which a trial evaluation does the same; of nodes whose results have trial numbers."""
+        assert self._trial is not None
+        return self._trial.kind(node)
 
     def declared(self, value: ir.Value) -> tuple[int, ...] | None:
         """The declared dims when they may serve as a shape: all static, none 0 (exporters print unknown dims as 0)."""

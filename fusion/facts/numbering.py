@@ -18,7 +18,7 @@ _COMMUTATIVE = frozenset(("Add", "Mul", "Max", "Min", "Equal", "And", "Or"))
 _RANDOM = frozenset(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
                      "Bernoulli", "Dropout"))  # fmt: skip
 """Operators that may give something else each time."""
-_NOTHING: tuple[Hashable, ...] = ()
+_SQUARE = "square"
 SMALL = 64
 """Float constants up to this many elements may be read, and only then when they are masks or scalars."""
 
@@ -54,6 +54,7 @@ class Numbering:
         self._view, self._leaf, self._root, self._declared = view, leaf, root, declared
         self._number: dict[int, int] = {}
         self._of_key: dict[Hashable, int] = {}
+        self._kind: dict[int, Hashable] = {}
         self._kept: list[ir.Value] = []
         self._complete = False
 
@@ -77,6 +78,10 @@ class Numbering:
             else:
                 self._visit(producer)
         return self._number[id(value)]
+
+    def kind(self, node: ir.Node) -> Hashable:
+        """Equal for nodes that compute the same from the same operands; of nodes whose results are numbered."""
+        return self._kind[id(node)]
 
     def _unnumbered(self, value: ir.Value) -> Iterator[ir.Value]:
         """Values without a number behind ``value``, operands first."""
@@ -109,33 +114,36 @@ class Numbering:
         if self._root is not None and self._root(outputs[0]) is not outputs[0]:
             numbers[id(outputs[0])] = operands[0]
             return
-        key = self._node_key(node, operands)
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            self._give(outputs[0], self._leaf(outputs[0]))
+            return
+        if self._root is not None and node.op_type in _COMMUTATIVE:
+            operands.sort()
+        dims = [self._view.declared(output) if self._declared else None for output in outputs]
+        kind = self._kind[id(node)] = (*_kind(node), *dims)
+        # x^2 is x * x, whatever else tells nodes apart
+        key = (_SQUARE, operands[0]) if self._is_square(node) else (kind, *operands)
         for place, output in enumerate(outputs):
-            dims = self._view.declared(output) if self._declared else None
-            own = (key, place, dims) if dims is not None or place else key
-            numbers[id(output)] = self._of_key.setdefault(own, len(self._of_key))
+            numbers[id(output)] = self._of_key.setdefault((key, place) if place else key, len(self._of_key))
 
     def _is_square(self, node: ir.Node) -> bool:
-        power = None if node.inputs[1] is None else self._view.structural(node.inputs[1])
+        if self._root is None or node.op_type not in ("Mul", "Pow") or node.domain not in ("", "ai.onnx"):
+            return False
+        left, right = node.inputs
+        if node.op_type == "Mul":
+            return self._number.get(id(left)) == self._number.get(id(right))
+        power = None if right is None else self._view.structural(right)
         return power is not None and power.size == 1 and float(power.reshape(-1)[0]) == 2
 
-    def _node_key(self, node: ir.Node, operands: list[int]) -> Hashable:
-        op_type, attributes = node.op_type, node.attributes
-        if op_type in _RANDOM:
-            return ("node", id(node))
-        if op_type == "Constant" and node.domain in ("", "ai.onnx"):
-            return self._leaf(node.outputs[0])
-        if self._root is not None and op_type == "Pow" and self._is_square(node):
-            return (node.domain, "Mul", _NOTHING, (operands[0], operands[0]), 1)
-        if self._root is not None and op_type in _COMMUTATIVE:
-            operands.sort()
-        attrs: tuple[Hashable, ...] = _NOTHING
-        if attributes:
-            frozen = [(name, _frozen(attr)) for name, attr in attributes.items()]
-            if any(item is None for _, item in frozen):
-                return ("node", id(node))
-            attrs = tuple(sorted(frozen))
-        return (node.domain, op_type, attrs, tuple(operands), len(node.outputs))
+
+def _kind(node: ir.Node) -> tuple[Hashable, ...]:
+    """What a node does with its operands; a node with subgraphs is like no other."""
+    if node.op_type in _RANDOM:
+        return ("node", id(node))
+    frozen = sorted((name, _frozen(attr)) for name, attr in node.attributes.items()) if node.attributes else ()
+    if any(item is None for _, item in frozen):
+        return ("node", id(node))
+    return (node.domain, node.op_type, len(node.outputs), *frozen)
 
 
 def exact_leaf(view: View) -> Callable[[ir.Value], Hashable]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,9 +79,10 @@ class Table:
 
     Attributes:
         value: the source.
-        width: its last dim.
+        width: columns of its rows: its last dim, or the product of its last ``joined`` dims.
         columns: ``[R]`` column of each output column.
         per_batch, per_token: whether rows depend on the batch and on the token's number in it.
+        joined: how many of its last axes together are the columns; 2 for pairs of a cosine and a sine.
     """
 
     value: ir.Value
@@ -88,11 +90,12 @@ class Table:
     columns: Array
     per_batch: bool
     per_token: bool
+    joined: int = 1
 
     def same_as(self, other: Table) -> bool:
         return (
             self.value is other.value
-            and self.width == other.width
+            and (self.width, self.joined) == (other.width, other.joined)
             and (self.per_batch, self.per_token) == (other.per_batch, other.per_token)
             and np.array_equal(self.columns, other.columns)
         )
@@ -100,21 +103,34 @@ class Table:
 
 def table_of(part: Part, batch: int, tokens: int) -> Table | None:
     """Reads positions ``[T, N, R]`` of cos or sin; None when rows are out of order or differ by head."""
-    position, shape = part.position, part.source.shape
-    if not shape or (position != position[:, :1]).any():
+    return table_in(part.value, np.arange(math.prod(part.source.shape)).reshape(part.source.shape), part.position,
+                    batch, tokens)  # fmt: skip
+
+
+def table_in(value: ir.Value, held: Array, wanted: Array, batch: int, tokens: int) -> Table | None:
+    """The same of a value that holds elements of the source: ``held`` are their positions, in the value's shape."""
+    if (wanted != wanted[:, :1]).any():
         return None
-    width = shape[-1]
-    row, column = position[:, 0] // width, position[:, 0] % width
-    if (column != column[:1]).any() or (row != row[:, :1]).any():
-        return None
-    rows, count = row[:, 0], int(np.prod(shape[:-1]))
-    token = np.arange(len(rows))
-    for per_batch, per_token, expected, size in (
-        (True, True, token, len(rows)),
+    token = np.arange(len(wanted))
+    forms = (
+        (True, True, token, len(wanted)),
         (False, True, token % tokens, tokens),
         (True, False, token // tokens, batch),
         (False, False, token * 0, 1),
-    ):
-        if size == count and (rows == expected).all():
-            return Table(part.value, width, column[0], per_batch, per_token)
+    )
+    for joined in range(1, min(2, held.ndim) + 1):
+        rows = held.reshape(-1, math.prod(held.shape[-joined:]))
+        for per_batch, per_token, row, count in forms:
+            columns = _columns_in(rows[row], wanted[:, 0]) if count == len(rows) else None
+            if columns is not None:
+                return Table(value, rows.shape[1], columns, per_batch, per_token, joined)
     return None
+
+
+def _columns_in(rows: Array, wanted: Array) -> Array | None:
+    """Which column of ``rows`` each column of ``wanted`` is, all in order where that fits; None for other contents."""
+    if np.array_equal(rows, wanted):
+        return np.arange(wanted.shape[1])
+    first = {element: column for column, element in reversed([*enumerate(rows[0].tolist())])}
+    columns = np.array([first.get(element, -1) for element in wanted[0].tolist()])
+    return columns if (columns >= 0).all() and np.array_equal(rows[:, columns], wanted) else None

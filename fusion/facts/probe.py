@@ -7,6 +7,7 @@ shape. ``taint`` marks what depends on the *data* of a graph input and not only 
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,6 +73,8 @@ class Probe:
         self._base: Probe | None = None
         self._memo: dict[int, Known] = {}
         self._given_up: set[int] = set()
+        self._alike: dict[Hashable, list[Known]] = {}
+        self._one: dict[Hashable, Known] = {}
 
     def with_data(self, value: ir.Value, data: Array) -> Probe:
         """The same trial with other numbers in one value. Shapes stay: data that changes them is not followed."""
@@ -117,7 +120,7 @@ class Probe:
                 continue
             ready = self._ready(top)
             if ready is not None:
-                memo[own] = ready
+                memo[own] = self._shared(ready)
                 stack.pop()
                 continue
             node = top.producer()
@@ -130,13 +133,29 @@ class Probe:
                 continue
             stack.pop()
             try:
-                results = self._evaluate(node, [None if its is None else memo[its] for its in numbers])
+                results = self._results_of(node, [None if its is None else memo[its] for its in numbers])
             except Conflict as conflict:
                 conflict.place = node
                 raise
             for output, result in zip(node.outputs, results, strict=True):
                 memo[number(output)] = result
         return memo[wanted]
+
+    def _results_of(self, node: ir.Node, operands: list[Known | None]) -> list[Known]:
+        """Evaluates a node; one that is known from another layer, with other operands of which as much is known."""
+        if self._given_up:
+            return self._evaluate(node, operands)
+        key = (self.view.trial_kind(node), *map(id, operands))
+        results = self._alike.get(key)
+        if results is None:
+            results = self._alike[key] = [self._shared(item) for item in self._evaluate(node, operands)]
+        return results
+
+    def _shared(self, known: Known) -> Known:
+        """One object for all values of which the same shape, and nothing else, is known."""
+        if known.array is not None:
+            return known
+        return self._one.setdefault((known.shape, known.taint, known.why), known)
 
     def _ready(self, value: ir.Value) -> Known | None:
         """What is known of a value without evaluating its node."""

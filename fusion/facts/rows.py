@@ -88,7 +88,7 @@ def read_row(view: GraphView, write: CacheWrite, norms: dict[int, NormFact]) -> 
     """Reads the rows of a write; every probe must give the same answer.
 
     An NZ cache in its physical shape shows heads and columns as one axis: when the joined row has no meaning of its
-    own, the widths of the graph's norms and of common heads are tried.
+    own, widths that it divides into are tried.
     """
     found = _read_row(view, write, norms)
     joined = write.probes[0].geometry
@@ -112,7 +112,7 @@ def with_heads(write: CacheWrite, heads: int) -> CacheWrite:
 
 
 def _head_widths(write: CacheWrite, norms: dict[int, NormFact]) -> list[int]:
-    """Possible widths of one head, wide ones first."""
+    """Possible widths of one head: those of norms and common ones first, wide ones before narrow ones."""
     geometry, probe = write.probes[0].geometry, write.probes[0].probe
     widths = {64, 96, 128, 192, 256}
     for norm in norms.values():
@@ -122,8 +122,8 @@ def _head_widths(write: CacheWrite, norms: dict[int, NormFact]) -> list[int]:
             continue
         if shape:
             widths.add(shape[-1])
-    fitting = [width for width in widths if geometry.columns % width == 0 and width % geometry.d0 == 0]
-    return sorted((width for width in fitting if width < geometry.columns), reverse=True)
+    fitting = [width for width in range(geometry.d0, geometry.columns, geometry.d0) if geometry.columns % width == 0]
+    return sorted(fitting, key=lambda width: (width not in widths, -width))
 
 
 def _read_row(view: GraphView, write: CacheWrite, norms: dict[int, NormFact]) -> Row | Reason:

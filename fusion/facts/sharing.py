@@ -22,6 +22,7 @@ from fusion.facts.probe import Probe
 from fusion.facts.rows import BUDGET, Row, read_row
 from fusion.facts.semantics import Conflict, lookup
 from fusion.facts.settle import settle, start_sizes
+from fusion.facts.slots import Slots
 from fusion.facts.spine import Spine, data_operands
 from fusion.facts.symbolic import Symbolic
 from fusion.facts.write_map import NotAWrite
@@ -108,7 +109,27 @@ def _same_write(
                 return None
         except Conflict:
             return None
-    return dataclasses.replace(like, spine=spine, updates=tuple(updates), probes=list(like.probes))
+    slots, run = _own_slots(view, spine, like.slots), None if like.run is None else _own_slots(view, spine, like.run)
+    if slots is None or (run is None) != (like.run is None):
+        return None
+    return dataclasses.replace(
+        like, spine=spine, updates=tuple(updates), slots=slots, run=run, probes=list(like.probes)
+    )
+
+
+def _own_slots(view: GraphView, spine: Spine, slots: Slots) -> Slots | None:
+    """Slots as this spine is told them: each layer may compute the same numbers anew."""
+    number = view.number(slots.value)
+    pending, seen = spine.index_operands, set()
+    while pending:
+        value = view.root(pending.pop())
+        if view.number(value) == number:
+            return dataclasses.replace(slots, value=value)
+        node = value.producer()
+        if id(value) not in seen and node is not None:
+            seen.add(id(value))
+            pending += [item for item in node.inputs if item is not None]
+    return None
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------

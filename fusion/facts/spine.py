@@ -163,4 +163,17 @@ def half_written_readers(spine: Spine) -> list[tuple[ir.Value, ir.Node]]:
 
 def _outside_readers(spine: Spine, values: list[ir.Value]) -> list[tuple[ir.Value, ir.Node]]:
     inside = {id(node) for node in spine.nodes}
-    return [(value, node) for value in values for node in content_readers(value, inside)]
+    readers = [(value, node) for value in values for node in content_readers(value, inside)]
+    return [(value, node) for value, node in readers if not _only_measured(node)]
+
+
+def _only_measured(node: ir.Node, depth: int = 4) -> bool:
+    """Whether a node only moves elements, and only the shape of what it gives is asked for."""
+    definition = lookup(node.domain, node.op_type)
+    if definition is None or definition.moves is None or not depth:
+        return False
+    return not any(value.is_graph_output() for value in node.outputs) and all(
+        reader.op_type in ("Shape", "Size") or _only_measured(reader, depth - 1)
+        for value in node.outputs
+        for reader, _ in uses(value)
+    )

@@ -13,12 +13,13 @@ import numpy as np
 import onnx_ir as ir
 
 from fusion.facts.closure import closure
-from fusion.facts.graph import GraphView, dtype_name
+from fusion.facts.graph import GraphView
+from fusion.facts.near import values_near
 from fusion.facts.parameters import Reason
 from fusion.facts.probe import Probe
 from fusion.facts.rotation import NotARotation, Rotation, read_rotation
-from fusion.facts.semantics import Conflict, lookup
-from fusion.facts.symbolic import Source, Symbolic
+from fusion.facts.semantics import Conflict
+from fusion.facts.symbolic import Symbolic
 from fusion.facts.terms import Unreadable
 from ir_ops.dtypes import Array
 
@@ -171,7 +172,8 @@ class _Reading:
 
         One of each mode is enough, of the right shape if there is one.
         """
-        known = self._near(self.rotation.source, [root for root in self.roots[1:] if root is not self.roots[0]])
+        others = [root for root in self.roots[1:] if root is not self.roots[0]]
+        known = list(values_near(self.symbolic, self.rotation.source, [self.out], others))
         found: dict[str, tuple[ir.Value, str, bool]] = {}
         for reshaped in (False, True):
             for value, position in reversed(known) if reshaped else known:
@@ -197,31 +199,10 @@ class _Reading:
             return "interleave" if self.woven else "interleave-half"
         return ""
 
-    def _near(self, source: Source, others: list[ir.Value]) -> list[tuple[ir.Value, Array]]:
-        """Values that all of the source's elements pass through unchanged, nearest to the result first."""
-        stops = {id(source.value), *(id(other) for other in others)}
-        region = closure([self.out], stops)
-        moved = {id(source.value): source.value}
-        for node in sorted(region, key=self.view.order):
-            moved |= {id(value): value for value in _moved_on(self.view, node, moved)}
-        found = []
-        for value in reversed(moved.values()):
-            if value is not source.value and self._passes_by(value, source.value, stops):
-                continue
-            sym = self.symbolic.read(value, 0)
-            if sym.atom.shape[:2] == (1, 1) and (sym.coef == 1).all():
-                found.append((value, sym.atom[0, 0] - source.base))
-        return found
-
-    def _passes_by(self, value: ir.Value, source: ir.Value, stops: set[int]) -> bool:
-        """Whether the result needs the source not only through ``value``."""
-        inner = closure([self.out], {id(value), *stops})
-        return any(item is source for node in inner for item in node.inputs if not _only_shape(node))
-
     def _table(self, name: str, x: ir.Value) -> Tabled | None:
         owner, wanted = self.tables[name]
         others = [root for root in (x, *self.roots[1:]) if root is not owner.value]
-        for value, position in self._near(owner, others):
+        for value, position in values_near(self.symbolic, owner, [self.out], others):
             fitting = self._as_it_is(value, position, wanted)
             for joined in (1, 2):
                 fitting = fitting or self._by_rows(value, position, wanted, joined)
@@ -261,22 +242,3 @@ class _Reading:
         if not np.array_equal(rows, expected) or math.prod(sizes) * width != position.size:
             return None
         return Tabled(value, tuple(int(item) for item in column[0]), axes, joined)
-
-
-def _only_shape(node: ir.Node) -> bool:
-    return node.op_type in ("Shape", "Size")
-
-
-def _moved_on(view: GraphView, node: ir.Node, moved: dict[int, ir.Value]) -> list[ir.Value]:
-    """The results of a node that only moves elements of values in ``moved``."""
-    if node.domain not in ("", "ai.onnx"):
-        return []
-    if node.op_type == "Cast":
-        is_float = "float" in dtype_name(node.outputs[0])
-        return [node.outputs[0]] if id(node.inputs[0]) in moved and is_float else []
-    definition = lookup(node.domain, node.op_type)
-    if definition is None or definition.moves is None:
-        return []
-    places = range(len(node.inputs)) if definition.moves == (-1,) else definition.moves
-    operands = [node.inputs[place] for place in places if place < len(node.inputs)]
-    return list(node.outputs) if operands and all(id(item) in moved for item in operands) else []

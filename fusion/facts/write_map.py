@@ -114,7 +114,7 @@ class _Tagging:
             size = self._tags[id(value)].size
             inside = (final >= start) & (final < start + size)
             if inside.any() or not size:
-                result = np.where(inside, final - shift, result)
+                result = np.where(inside, final - shift, result) if shift else result
                 kept.append(value)
             else:
                 shift += size
@@ -158,7 +158,7 @@ def _not_in_place(spine: Spine, final: Array, shape: tuple[int, ...]) -> NotAWri
         return NotAWrite(spine.cache, spine.out, "cache-reshaped", detail)
     flat = final.reshape(-1)
     kept = flat < flat.size
-    if (flat[kept] != np.flatnonzero(kept)).any():
+    if ((flat != np.arange(flat.size)) & kept).any():
         detail = "elements that are not written change their place"
         return NotAWrite(spine.cache, spine.out, "cache-moved", detail)
     if kept.all():

@@ -48,6 +48,8 @@ def predictions(view: GraphView, written: WriteMap) -> Iterator[tuple[Slots, Wri
             if total % row:
                 continue
             for reading in readings(candidate, numbers, geometry, total // row):
+                if reading.slots.start and not written.probe.known(candidate).taint:
+                    continue
                 if reading.line.min() < 0 or reading.line.max() >= geometry.rows:
                     continue
                 place = geometry.places(reading.page, reading.line)
@@ -60,13 +62,17 @@ def predictions(view: GraphView, written: WriteMap) -> Iterator[tuple[Slots, Wri
 
 
 def _slot_candidates(view: GraphView, written: WriteMap) -> list[tuple[ir.Value, Array]]:
-    """Integer values behind the index operands that carry data of graph inputs: inputs first, then by graph order."""
+    """Integer values behind the index operands that carry data of graph inputs: inputs first, then by graph order.
+
+    Where none carries any, rows always go to the same places, the first S say: one number for each token tells these.
+    """
     probe = written.probe
+    told = any(probe.known(value).taint for value in written.spine.index_operands)
     pending = written.spine.index_operands
     seen: dict[int, ir.Value] = {}
     while pending:
         value = view.root(pending.pop())
-        if id(value) in seen or not probe.known(value).taint:
+        if id(value) in seen or (told and not probe.known(value).taint):
             continue
         seen[id(value)] = value
         node = value.producer()
@@ -75,6 +81,6 @@ def _slot_candidates(view: GraphView, written: WriteMap) -> list[tuple[ir.Value,
     found = [
         (value, array.astype(np.int64))
         for value in seen.values()
-        if (array := probe.array(value)) is not None and array.dtype.kind == "i" and array.size
+        if (array := probe.array(value)) is not None and array.dtype.kind == "i" and array.size > (not told)
     ]
     return sorted(found, key=lambda item: -1 if (node := item[0].producer()) is None else view.order(node))

@@ -18,7 +18,7 @@ from fusion.rules import _cache_op as common
 
 def all_rows(
     emit: Emitter, probes: Sequence[Probe], ones: Sequence[Probe], table: ir.Value, rows: ir.Value,
-    candidates: Sequence[ir.Value], part: str,
+    leading: int, candidates: Sequence[ir.Value], part: str,
 ) -> ir.Value:  # fmt: skip
     """cos or sin with a row wherever the operator wants one.
 
@@ -26,11 +26,12 @@ def all_rows(
         ones: see :func:`fusion.facts.trials.with_ones`.
         table: the value in the graph.
         rows: the same in the operator's type and columns.
+        leading: how many axes both have in front of the columns.
         candidates: values that have the operator's dims: the first that does decides; graph inputs where none does.
     """
     shapes = [probe.shape(table) or () for probe in probes]
-    dims: list[int | ir.Value] = [1] * len(shapes[0])
-    for axis in range(len(dims) - 1) if ones else ():
+    dims: list[int | ir.Value] = [1] * (leading + 1)
+    for axis in range(leading) if ones else ():
         sizes = [shape[axis] for shape in shapes]
         first = next(common.places_of(probes, sizes, candidates), None)
         places = common.places_of(probes, sizes, probes[0].view.graph.inputs) if first is None else [first]

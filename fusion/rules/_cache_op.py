@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -11,9 +12,9 @@ from fusion.candidate import Refused
 from fusion.emit import Emitter
 from fusion.facts.cache_write import CacheWrite
 from fusion.facts.graph import GraphView, dims_of, dtype_name, uses
-from fusion.facts.operand import Columns, Table, columns_of, table_of
+from fusion.facts.operand import Columns, columns_of
 from fusion.facts.parameters import Part, Scale
-from fusion.facts.probe import Probe
+from fusion.facts.probe import Numbers, Probe
 from fusion.facts.rows import Row
 from fusion.facts.semantics import lookup
 from fusion.facts.spine import half_written_readers, old_content_readers
@@ -163,11 +164,53 @@ def row_index(emit: Emitter, write: CacheWrite, batch_dim: int | ir.Value, token
     return value
 
 
+def slots_of_rows(
+    emit: Emitter, write: CacheWrite, batch_dim: int | ir.Value, tokens_of: tuple[ir.Value, int]
+) -> ir.Value:
+    """Flat slots ``[B, S]`` of caches ``[B, M, N, D]`` with a row per token: row + entry * M. Arguments as above."""
+    value = row_index(emit, write, batch_dim, tokens_of)
+    zero, one = (emit.constant(np.array(number, np.int64), part) for number, part in ((0, "zero"), (1, "one")))
+    count = emit.constant(np.array(batch_dim, np.int64), "batch") if isinstance(batch_dim, int) else (
+        emit.reshape(batch_dim, emit.ints([], "scalar"), "batch_scalar"))  # fmt: skip
+    entry = emit.node("Range", [zero, count, one], "entries", dtype=ir.DataType.INT64)
+    first = emit.node("Mul", [emit.reshape(entry, [-1, 1], "entries_column"), rows_dim(emit, write)], "first_slots")
+    return kept_negative(emit, value, emit.node("Add", [value, first], "slots_of_batch"))
+
+
+def rows_dim(emit: Emitter, write: CacheWrite) -> ir.Value:
+    """Rows of a page, as a vector of one element."""
+    axis = rows_axis(write)
+    static = static_dims(write.cache)[axis]
+    return emit.ints([static], "rows") if static is not None else emit.dim(write.cache, axis, "rows")
+
+
+def kept_negative(emit: Emitter, before: ir.Value, after: ir.Value) -> ir.Value:
+    """``after``, but -1 where ``before`` is negative: what is computed from a slot of -1 must not be a slot."""
+    negative = emit.node("Less", [before, emit.ints([0], "none")], "skipped", dtype=ir.DataType.BOOL)
+    return emit.node("Where", [negative, emit.ints([-1], "skip"), after], "guarded", dtype=ir.DataType.INT64)
+
+
 def flat_index(emit: Emitter, write: CacheWrite) -> ir.Value:
     """index as a vector of slots or page starts."""
     value = emit.cast(write.slots.value, "int64", "slots")
     rank = len(write.probes[0].probe.shape(write.slots.value) or ())
     return value if rank == 1 else emit.reshape(value, [-1], "slots_flat")
+
+
+LONGEST_RUN = 16
+"""Tokens of a trial that are written behind a start."""
+
+
+def fitting(numbers: Numbers, probe: Probe, writes: Sequence[CacheWrite]) -> Numbers:
+    """Slot numbers that stay inside the caches, whose sizes may have become smaller since the numbers were chosen."""
+    for write in writes:
+        shape, axis, array = probe.shape(write.cache) or (), rows_axis(write), probe.array(write.slots.value)
+        slots = shape[axis] if write.slots.form == "row" or not axis else shape[0] * shape[axis]
+        most = max(slots - LONGEST_RUN, slots // 2) if write.slots.start else slots
+        if array is not None and array.max(initial=0) >= most and most < numbers.cap:
+            stride = shape[axis] if write.slots.form == "block" else numbers.stride
+            numbers = replace(numbers, cap=most, stride=stride)
+    return numbers
 
 
 def slots_are_distinct(probe: Probe, write: CacheWrite) -> bool:
@@ -192,22 +235,6 @@ def agreed_columns(parts: list[Part], what: str) -> Columns:
             "token t of the value goes to slot t",
             "",
             parts[0].value,
-        )
-    return first
-
-
-def agreed_table(parts: list[tuple[Part, int, int]], name: str) -> Table:
-    """cos or sin that every probe reads alike."""
-    read = [table_of(*entry) for entry in parts]
-    first = read[0]
-    if first is None or any(other is None or not first.same_as(other) for other in read[1:]):
-        raise Refused(
-            "rope-tables",
-            f"{name} has one row for each token, or one for each position",
-            f"rows of {parts[0][0].value.name} in another order",
-            "token order",
-            "",
-            parts[0][0].value,
         )
     return first
 
@@ -268,6 +295,25 @@ def widens(narrow: str, wide: str) -> bool:
     return (wide == "float32" and narrow in ("float16", "bfloat16")) or (wide == "float64" and "float" in narrow)
 
 
+def row_types(rows: Sequence[Row], sources: Sequence[ir.Value]) -> set[str]:
+    """The float types of plain rows: those of their caches, or float32 where these keep float32 rows narrower."""
+    plain = [row for row in rows if row.peeled is None]
+    kept = {dtype_name(row.write.cache) for row in plain}
+    wide = all(dtype_name(source) == "float32" for source in sources)
+    if wide and plain and all(widens(kind, "float32") for kind in kept) and all(_made_wide(row) for row in plain):
+        return {"float32"}
+    return kept
+
+
+def _made_wide(row: Row) -> bool:
+    """Whether rows are float32 until they are rounded for their cache."""
+    value: ir.Value | None = row.start
+    while value is not None and dtype_name(value) != "float32":
+        node = value.producer()
+        value = None if node is None else _moved(node)
+    return value is not None
+
+
 def constant_in_type(emit: Emitter, view: GraphView, value: ir.Value, kind: str, what: str) -> ir.Value:
     """A parameter in the operator's type; one of a wider type only when its numbers fit without loss."""
     own = dtype_name(value)
@@ -318,13 +364,19 @@ def delivered_candidates(view: GraphView, row: Row, kind: str) -> list[ir.Value]
     return found[::-1]
 
 
-def _carried(view: GraphView, node: ir.Node, parameters: set[int]) -> ir.Value | None:
-    """The operand whose elements a node only moves, or scales by a quantisation parameter."""
+def _moved(node: ir.Node) -> ir.Value | None:
+    """The operand whose elements a node only moves, or rounds to another type."""
     definition = lookup(node.domain, node.op_type)
     if definition is not None and definition.moves is not None and (definition.moves != (-1,) or len(node.inputs) == 1):
         return node.inputs[0]
-    if node.op_type == "Cast":
-        return node.inputs[0]
+    return node.inputs[0] if node.op_type == "Cast" else None
+
+
+def _carried(view: GraphView, node: ir.Node, parameters: set[int]) -> ir.Value | None:
+    """The operand whose elements a node only moves, or scales by a quantisation parameter."""
+    moved = _moved(node)
+    if moved is not None:
+        return moved
     if node.op_type in ("Mul", "Div", "Add", "Sub"):
         for data, other in ((0, 1), (1, 0)):
             side = node.inputs[other]

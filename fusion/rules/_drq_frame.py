@@ -23,6 +23,7 @@ from fusion.facts.sizes import Sizes
 from fusion.facts.trials import with_ones
 from fusion.region import closure
 from fusion.rules import _cache_op as common
+from fusion.rules._tables import TableUse, agreed_table, batch_and_tokens
 from ir_ops.dtypes import Array
 
 FRESH_SEED = 5
@@ -140,22 +141,21 @@ class Frame:
         if self.key_columns.by_head:
             return lead[0], lead[2]
         total = written.source.shape[0]
-        for shape in (lead, self.inputs.rotations[number].cos_source.shape[:-1]):
-            sizes = [size for size in shape if size != 1]
-            if len(sizes) == 2 and sizes[0] * sizes[1] == total:
-                return sizes[0], sizes[1]
-            if len(sizes) == 1 and 1 < sizes[0] < total and total % sizes[0] == 0:
-                return total // sizes[0], sizes[0]
+        told = batch_and_tokens(total, lead, self.inputs.rotations[number].cos_source.shape[:-1])
+        if told is not None:
+            return told
         if len(lead) == 2 and lead[0] * lead[1] == total:
             return lead[0], lead[1]
         return written.batch, written.tokens
 
     def _table(self, name: str) -> Table:
-        parts = []
-        for number, rotation in enumerate(self.inputs.rotations):
-            cos, sin = (rotation.cos_source, rotation.cos), (rotation.sin_source, rotation.sin)
-            parts.append((Part(*(cos if name == "cos" else sin)), *self.split(number)))
-        return common.agreed_table(parts, name)
+        key, queries = self.inputs.key, self.inputs.queries
+        uses = [
+            TableUse(rotation, *self.split(number), key.write.probes[number].probe, [key.start, queries.value],
+                     [queries.rotations[number].source.value])
+            for number, rotation in enumerate(self.inputs.rotations)
+        ]  # fmt: skip
+        return agreed_table(self.view, uses, name)
 
     def feeds(self) -> list[ir.Value]:
         """The values at which the region begins."""
@@ -189,6 +189,10 @@ class Frame:
 
     def own_probes(self) -> list[Probe]:
         return [entry.view.probe for entry in self.inputs.key.views]
+
+    def having(self) -> list[ir.Value]:
+        """Values that have the operator's dims."""
+        return [self.key_columns.value, self.inputs.key.write.slots.value]
 
     def ones(self) -> list[Probe]:
         """Trial sizes of 1 where only broadcasting makes sizes equal."""
@@ -252,10 +256,12 @@ class Frame:
         while True:
             probe = settle(self.view, seed, numbers, targets, sizes)
             unequal = self._unequal(probe)
-            if unequal is None:
+            within = common.fitting(numbers, probe, [key, value])
+            if unequal is None and within is numbers:
                 return probe
+            numbers = within
             sizes = probe.sizes.copy()
-            if not sizes.unify(*unequal):
+            if unequal is not None and not sizes.unify(*unequal):
                 raise Refused(
                     "kv-sizes-differ", "both caches have one shape, and all rows the same tokens (DRQ-07)",
                     f"sizes {unequal[0]} and {unequal[1]}", "equal sizes", "give both caches one shape", value.cache,

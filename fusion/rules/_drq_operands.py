@@ -11,9 +11,9 @@ from fusion.facts.operand import Table
 from fusion.facts.parameters import Scale
 from fusion.facts.rows import Row
 from fusion.rules import _cache_op as common
-from fusion.rules._all_rows import all_rows
 from fusion.rules._drq_frame import CONTIGUOUS, Frame
 from fusion.rules._drq_rows import RowOperands
+from fusion.rules._tables import table_rows
 
 
 class Operands:
@@ -46,11 +46,8 @@ class Operands:
     def table(self, table: Table, name: str) -> ir.Value:
         """cos or sin as ``[B, S, 1, D]`` or ``[T, D]``."""
         frame, width = self.frame, len(table.columns)
-        value = common.in_type(self.emit, frame.view, table.value, frame.kind, frame.region_ids, name)
-        value = self.emit.pick_columns(value, table.columns, table.width, name + "_columns")
-        having = [frame.key_columns.value, self.inputs.key.write.slots.value]
-        value = all_rows(self.emit, frame.own_probes(), frame.ones(), table.value, value, having, name)
-        shape, (batch, tokens) = frame.shape(table.value), frame.split(0)
+        value, shape = table_rows(frame, table, name)
+        batch, tokens = frame.split(0)
         if not (table.per_batch and table.per_token):
             value, shape = self._spread(value, table, name), (batch, tokens, width)
         if frame.flat:

@@ -22,6 +22,7 @@ from fusion.facts.trials import with_ones
 from fusion.facts.written import WrittenView
 from fusion.region import closure
 from fusion.rules import _cache_op as common
+from fusion.rules._tables import TableUse, agreed_table, batch_and_tokens
 from ir_ops.dtypes import Array
 
 FRESH_SEED = 5
@@ -84,8 +85,8 @@ class Frame:
         self.region_ids = {id(node) for node in self.region}
 
     def _kind(self) -> str:
-        """The operator's float type: that of the plain caches, else of the projected row."""
-        plain = {dtype_name(row.write.cache) for row in self.inputs.rows if row.peeled is None}
+        """The operator's float type: that of the plain rows, else of the projected row."""
+        plain = common.row_types(self.inputs.rows, [self.key_columns.value, self.value_columns.value])
         if len(plain) > 1:
             raise Refused("mixed-types", "both plain caches have one type", " and ".join(sorted(plain)), "one type")
         return plain.pop() if plain else dtype_name(self.key_columns.value)
@@ -100,30 +101,22 @@ class Frame:
         """Batch and tokens under one probe."""
         written = self.inputs.key.write.probes[number]
         lead = self.inputs.key_parts[number].source.shape[:-1]
-        if self.inputs.by_batch:
+        if self.inputs.by_batch or self.inputs.key.write.slots.form == "row":
             return written.batch, written.tokens
         if self.key_columns.by_head:
             return lead[0], lead[2]
         total = written.batch * written.tokens
         rotation = self.inputs.key.views[number].rotation
         assert rotation is not None
-        for shape in (lead, rotation.cos_source.shape[:-1]):
-            sizes = [size for size in shape if size != 1]
-            if len(sizes) == 2 and sizes[0] * sizes[1] == total:
-                return sizes[0], sizes[1]
-            if len(sizes) == 1 and 1 < sizes[0] < total and total % sizes[0] == 0:
-                return total // sizes[0], sizes[0]
-        return written.batch, written.tokens
+        told = batch_and_tokens(total, lead, rotation.cos_source.shape[:-1])
+        return told or (written.batch, written.tokens)
 
     def _table(self, name: str) -> Table:
-        parts = []
+        uses = []
         for number, entry in enumerate(self.inputs.key.views):
-            rotation = entry.rotation
-            assert rotation is not None
-            cos, sin = (rotation.cos_source, rotation.cos), (rotation.sin_source, rotation.sin)
-            batch, tokens = self.split(number)
-            parts.append((Part(*(cos if name == "cos" else sin)), batch, tokens))
-        return common.agreed_table(parts, name)
+            assert entry.rotation is not None
+            uses.append(TableUse(entry.rotation, *self.split(number), entry.view.probe, [self.inputs.key.start]))
+        return agreed_table(self.view, uses, name)
 
     def feeds(self) -> list[ir.Value]:
         """The values at which the region begins."""
@@ -141,6 +134,10 @@ class Frame:
 
     def own_probes(self) -> list[Probe]:
         return [entry.view.probe for entry in self.inputs.key.views]
+
+    def having(self) -> list[ir.Value]:
+        """Values that have the operator's dims."""
+        return [self.key_columns.value, self.inputs.key.write.slots.value]
 
     def ones(self) -> list[Probe]:
         """Trial sizes of 1 where only broadcasting makes sizes equal."""
@@ -192,10 +189,12 @@ class Frame:
         while True:
             probe = settle(self.view, seed, numbers, targets, sizes)
             unequal = self._unequal(probe, batch)
-            if unequal is None:
+            within = common.fitting(numbers, probe, [key, value])
+            if unequal is None and within is numbers:
                 return probe
+            numbers = within
             sizes = probe.sizes.copy()
-            if not sizes.unify(*unequal):
+            if unequal is not None and not sizes.unify(*unequal):
                 raise Refused(
                     "kv-sizes-differ",
                     "both caches have the batch, pages and length that the operator wants (KV-14, KV-15)",

@@ -12,9 +12,9 @@ from fusion.facts.operand import Columns, Table
 from fusion.facts.parameters import Scale
 from fusion.facts.rows import Row
 from fusion.rules import _cache_op as common
-from fusion.rules._all_rows import all_rows
 from fusion.rules._gamma import weight
 from fusion.rules._kv_frame import Frame
+from fusion.rules._tables import table_rows
 from ir_ops.dtypes import Array
 
 Dims = Sequence[int | ir.Value]
@@ -97,14 +97,11 @@ class Operands:
 
     def table(self, table: Table, name: str) -> ir.Value:
         """cos or sin as ``[B, 1, S, width]`` in the frame."""
-        value = self.emit.pick_columns(self._in_type(table.value, name), table.columns, table.width, name + "_columns")
-        frame = self.frame
-        having = [frame.key_columns.value, self.inputs.key.write.slots.value]
-        value = all_rows(self.emit, frame.own_probes(), frame.ones(), table.value, value, having, name)
-        return self._flat_table(value, table, name) if self.frame.flat else self._batch_table(value, table, name)
+        value, shape = table_rows(self.frame, table, name)
+        form = self._flat_table if self.frame.flat else self._batch_table
+        return form(value, shape, table, name)
 
-    def _flat_table(self, value: ir.Value, table: Table, name: str) -> ir.Value:
-        shape = self.frame.shape(table.value)
+    def _flat_table(self, value: ir.Value, shape: tuple[int, ...], table: Table, name: str) -> ir.Value:
         if not (table.per_batch and (table.per_token or self.frame.split(0)[1] == 1)):
             value, shape = self._spread(value, table, name), ()
         if len(shape) == 4 and shape[1:3] == (1, 1):
@@ -122,8 +119,8 @@ class Operands:
         target = self.emit.shape_vector([self.frame.batch_dim(), tokens, 1], name + "_shape")
         return self.emit.node("Expand", [rows, target], name + "_spread")
 
-    def _batch_table(self, value: ir.Value, table: Table, name: str) -> ir.Value:
-        width, shape = len(table.columns), self.frame.shape(table.value)
+    def _batch_table(self, value: ir.Value, shape: tuple[int, ...], table: Table, name: str) -> ir.Value:
+        width = len(table.columns)
         if table.per_batch and table.per_token:
             if len(shape) == 4 and shape[1] == 1:
                 return value
@@ -168,11 +165,18 @@ class Operands:
 
     def index(self) -> ir.Value:
         """The slot numbers as the mode wants them."""
-        write = self.inputs.key.write
-        if self.inputs.mode != "Norm":
+        write, columns = self.inputs.key.write, self.frame.key_columns
+        if write.slots.form != "row":
             return common.flat_index(self.emit, write)
-        tokens_axis = 1 if len(self.frame.key_columns.shape) == 3 else 2
-        return common.row_index(self.emit, write, self.frame.batch_dim(), (self.frame.key_columns.value, tokens_axis))
+        tokens_of = columns.value, 1 if len(columns.shape) == 3 else 2
+        if write.slots.start and len(columns.shape) < 3:
+            raise Refused("kv-layout", "rows from a start go with rows by batch", "rows by token", "[B, S, ..]", "",
+                          columns.value)  # fmt: skip
+        if self.inputs.mode == "Norm":
+            return common.row_index(self.emit, write, self.frame.batch_dim(), tokens_of)
+        self.notes.append("rows of each batch entry are counted as slots of the whole cache")
+        slots = common.slots_of_rows(self.emit, write, self.frame.batch_dim(), tokens_of)
+        return self.emit.reshape(slots, [-1], "slots_flat")
 
     def cache(self, row: Row, name: str) -> tuple[ir.Value, bool]:
         """The cache as the operator declares it, and whether it had to be reshaped for that."""

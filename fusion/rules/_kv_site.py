@@ -110,7 +110,7 @@ def _assumptions(frame: Frame) -> list[str]:
     found = []
     if (key.negative, value.negative) != ("skips", "skips"):
         found.append("slots >= 0: the graph does not skip a slot of -1, the operator does")
-    found.append("slots are distinct in a batch entry" if by_batch else "slots are distinct")
+    found.append("slots are distinct in a batch entry" if key.slots.form == "row" else "slots are distinct")
     lead = common.static_dims(key.cache)[:1]
     if by_batch and lead != common.static_dims(frame.key_columns.value)[:1]:
         found.append("the cache holds exactly the batch of the call")

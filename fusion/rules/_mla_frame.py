@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -17,7 +17,7 @@ from fusion.facts.operand import Table
 from fusion.facts.parameters import Part, single
 from fusion.facts.probe import Numbers as SlotNumbers
 from fusion.facts.probe import Probe
-from fusion.facts.rotation import NotARotation
+from fusion.facts.rotation import NotARotation, Rotation
 from fusion.facts.rows import Row
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
 from fusion.facts.settle import settle, start_sizes
@@ -31,6 +31,7 @@ from fusion.rules import _cache_op as common
 from fusion.rules._mla_product import Product
 from fusion.rules._mla_query import Found, check_rows, check_weight, read_query
 from fusion.rules._mla_rope import Rope, read_rope
+from fusion.rules._tables import TableUse, agreed_table
 from ir_ops.dtypes import Array
 
 FRESH_SEED = 5
@@ -101,6 +102,8 @@ class Frame:
         self._check_query()
         self.kind = self._kind()
         self.flat = len(self.shape(site.tokens)) != 3
+        self._twins: list[ir.Value] = []
+        """The query's tables, where equal ones are computed twice."""
         self.cos, self.sin = self._table("cos"), self._table("sin")
         self.region = closure([row.write.out for row in site.rows] + self.query_values(), self.stops())
         self.region_ids = {id(node) for node in self.region}
@@ -172,8 +175,8 @@ class Frame:
     # types, tables ------------------------------------------------------------------------------------------------
 
     def _kind(self) -> str:
-        """T: that of the plain caches, else of weight_uk."""
-        plain = {dtype_name(row.write.cache) for row in self.site.rows if row.peeled is None}
+        """T: that of the plain rows, else of weight_uk."""
+        plain = common.row_types(self.site.rows, [self.site.query.contraction.weight])
         plain |= {dtype_name(self.site.query.contraction.weight)}
         if len(plain) > 1:
             raise Refused(
@@ -184,29 +187,28 @@ class Frame:
 
     def _table(self, name: str) -> Table:
         """cos or sin as key and query read it."""
-        key = []
-        for entry in self.site.key.views:
-            assert entry.rotation is not None
-            source, position = (
-                (entry.rotation.cos_source, entry.rotation.cos) if name == "cos"
-                else (entry.rotation.sin_source, entry.rotation.sin)
-            )  # fmt: skip
-            key.append((Part(source, position), *self._split(entry.view.probe, source.shape)))
-        query = []
-        for probe, rope in zip(self.trials, self.rope, strict=True):
-            rotation = rope.rotation
-            source, position = (
-                (rotation.cos_source, rotation.cos) if name == "cos" else (rotation.sin_source, rotation.sin)
-            )
-            query.append((Part(source, position), *self._split(probe, source.shape)))
-        table = common.agreed_table(key, name)
-        own = common.agreed_table(query, name)
-        if not own.same_as(table):
+        site = self.site
+        turned = [entry.rotation for entry in site.key.views if entry.rotation is not None]
+        outs = [site.key.start, *site.query.rope]
+        sources = [item.source.value for item in (turned[0], self.rope[0].rotation)]
+
+        def read(probes: Sequence[Probe], rotations: Sequence[Rotation]) -> Table:
+            uses = [
+                TableUse(rotation, *self._split(probe, rotation.cos_source.shape), probe, outs, sources)
+                for probe, rotation in zip(probes, rotations, strict=True)
+            ]
+            return agreed_table(self.view, uses, name)
+
+        table = read([entry.view.probe for entry in site.key.views], turned)
+        own = read(self.trials, [rope.rotation for rope in self.rope])
+        same = self.view.number(own.value) == self.view.number(table.value)
+        if not same or not table.same_as(replace(own, value=table.value)):
             raise Refused(
                 "mla-rope-tables", f"key and query are rotated by one {name}",
-                f"{table.value.name} and {own.value.name}" if own.value is not table.value else "other rows or columns",
+                f"{table.value.name} and {own.value.name}" if not same else "other rows or columns",
                 "the same rows of one table", "", self.site.query.rope[0],
             )  # fmt: skip
+        self._twins.append(own.value)
         return table
 
     def _split(self, probe: Probe, table: tuple[int, ...]) -> tuple[int, int]:
@@ -222,7 +224,7 @@ class Frame:
     def feeds(self) -> list[ir.Value]:
         """The values at which the region begins."""
         site, query = self.site, self.site.query
-        found = [site.tokens, self.cos.value, self.sin.value, query.contraction.weight]
+        found = [site.tokens, self.cos.value, self.sin.value, *self._twins, query.contraction.weight]
         found += [made.weight for made in site.products]
         found += [norm.gamma for norm in (site.norm, query.skeleton.norm) if norm.gamma is not None]
         for row in site.rows:
@@ -271,6 +273,10 @@ class Frame:
     def own_probes(self) -> list[Probe]:
         return self.trials
 
+    def having(self) -> list[ir.Value]:
+        """Values that have the operator's dims."""
+        return [self.site.tokens, self.site.key.write.slots.value]
+
     def ones(self) -> list[Probe]:
         """Trial sizes of 1 where only broadcasting makes sizes equal."""
         return with_ones(self.view, self.own_probes()[0], [row.write.out for row in self.site.rows])
@@ -315,10 +321,12 @@ class Frame:
             axes = [common.rows_axis(row.write) for row in site.rows]
             pairs = [(shapes[0][0], shapes[1][0]), (shapes[0][axes[0]], shapes[1][axes[1]])]
             unequal = next((pair for pair in pairs if pair[0] != pair[1]), None)
-            if unequal is None:
+            within = common.fitting(numbers, probe, [row.write for row in site.rows])
+            if unequal is None and within is numbers:
                 return probe
+            numbers = within
             sizes = probe.sizes.copy()
-            if not sizes.unify(*unequal):
+            if unequal is not None and not sizes.unify(*unequal):
                 raise Refused(
                     "kv-sizes-differ", "both caches have equal pages and rows", f"{unequal[0]} and {unequal[1]}",
                     "equal sizes", "give both caches one shape", site.value.write.cache,

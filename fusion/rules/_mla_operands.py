@@ -14,10 +14,10 @@ from fusion.facts.operand import Table
 from fusion.facts.parameters import Scale
 from fusion.facts.rows import Row
 from fusion.rules import _cache_op as common
-from fusion.rules._all_rows import all_rows
 from fusion.rules._gamma import weight
 from fusion.rules._mla_frame import Frame
 from fusion.rules._mla_product import Product
+from fusion.rules._tables import rows_shape, table_rows
 from ir_ops.dtypes import Array
 
 NAMES = ("kv_cache", "kr_cache")
@@ -139,11 +139,9 @@ class Operands:
     def table(self, table: Table, name: str) -> ir.Value:
         """cos or sin as ``[T, Dr]`` or ``[B, S, Dr]``."""
         frame, emit = self.frame, self.emit
-        value = common.in_type(emit, frame.view, table.value, frame.kind, frame.region_ids, name)
-        value = emit.pick_columns(value, table.columns, table.width, name + "_columns")
-        having = [self.site.tokens, self.site.key.write.slots.value]
-        value = all_rows(emit, frame.trials, frame.ones(), table.value, value, having, name)
-        width, shapes = len(table.columns), [probe.shape(table.value) or () for probe in frame.trials]
+        value, _ = table_rows(frame, table, name)
+        width = len(table.columns)
+        shapes = [rows_shape(table, probe.shape(table.value) or ()) for probe in frame.trials]
         leads = [(probe.shape(self.site.tokens) or ())[:-1] for probe in frame.trials]
         if frame.flat:
             leads = [(int(np.prod(lead)),) for lead in leads]
@@ -212,41 +210,19 @@ class Operands:
             return value
         return self.emit.reshape(value, self.emit.shape_vector([self.batch_dim(0), -1], "slots_shape"), "slots_batch")
 
-    def _rows_dim(self) -> ir.Value:
-        """Rows of a page, as a vector of one element."""
-        write = self.site.key.write
-        axis = common.rows_axis(write)
-        static = common.static_dims(write.cache)[axis]
-        return self.emit.ints([static], "rows") if static is not None else self.emit.dim(write.cache, axis, "rows")
-
     def _page_numbers(self, value: ir.Value) -> ir.Value:
         """Numbers of pages from their first slots."""
-        return self._kept_negative(value, self.emit.node("Div", [value, self._rows_dim()], "pages"))
+        rows = common.rows_dim(self.emit, self.site.key.write)
+        return common.kept_negative(self.emit, value, self.emit.node("Div", [value, rows], "pages"))
 
     def _row_slots(self) -> ir.Value:
         """Flat slots from rows of each batch entry's own cache."""
-        emit, write = self.emit, self.site.key.write
         if self.frame.flat:
             raise Refused(
                 "mla-cache-mode", "rows by batch go with hidden states by batch", "hidden states [T, He]",
                 "[B, S, He]", "", self.site.tokens,
             )  # fmt: skip
-        batch = self.batch_dim(0)
-        value = common.row_index(emit, write, batch, (self.site.tokens, 1))
-        zero, one = (emit.constant(np.array(number, np.int64), part) for number, part in ((0, "zero"), (1, "one")))
-        count = emit.constant(np.array(batch, np.int64), "batch") if isinstance(batch, int) else (
-            emit.reshape(batch, emit.ints([], "scalar"), "batch_scalar"))  # fmt: skip
-        entry = emit.node("Range", [zero, count, one], "entries", dtype=ir.DataType.INT64)
-        first = emit.node("Mul", [emit.reshape(entry, [-1, 1], "entries_column"), self._rows_dim()], "first_slots")
-        return self._kept_negative(value, emit.node("Add", [value, first], "slots_of_batch"))
-
-    def _kept_negative(self, before: ir.Value, after: ir.Value) -> ir.Value:
-        """``after``, but -1 where the graph skips a slot of -1."""
-        if (self.site.key.write.negative, self.site.value.write.negative) != ("skips", "skips"):
-            return after
-        negative = self.emit.node("Less", [before, self.emit.ints([0], "none")], "skipped", dtype=ir.DataType.BOOL)
-        minus = self.emit.ints([-1], "skip")
-        return self.emit.node("Where", [negative, minus, after], "guarded", dtype=ir.DataType.INT64)
+        return common.slots_of_rows(self.emit, self.site.key.write, self.batch_dim(0), (self.site.tokens, 1))
 
     # quantisation -------------------------------------------------------------------------------------------------
 

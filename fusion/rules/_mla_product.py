@@ -12,6 +12,8 @@ from fusion.facts.semantics import lookup
 
 _VIEWS = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
 """Operators that keep every element in its order."""
+FAR = 16
+"""Nodes between a product of integers and its rows."""
 MOST = 96
 """Values that a walk looks at: a preamble has fewer."""
 
@@ -71,6 +73,27 @@ def _einsum(value: ir.Value, x: ir.Value, weight: ir.Value, equation: str) -> Pr
         if made == out[-1:] and made not in rows and len(set(rows)) == len(rows):
             return Product(value, x, weight, matrix[0] == made)
     return None
+
+
+def rounded_product(view: GraphView, value: ir.Value) -> str:
+    """How the operands of the product behind a value were rounded to integers, "" for one of floats or none at all."""
+    for _ in range(FAR):
+        node = view.root(value).producer()
+        if node is None or node.inputs[0] is None:
+            return ""
+        x, op = node.inputs[0], node.op_type
+        by = view.root(x).producer()
+        if op == "MatMulInteger":
+            whole = by is not None and by.op_type == "DynamicQuantizeLinear"
+            return f"MatMulInteger of {x.name}, " + ("one scale for all tokens" if whole else "integers in the graph")
+        if op in ("QLinearMatMul", "QGemm"):
+            return f"{op} of {x.name}, rounded to constant steps"
+        if op in ("MatMul", "Gemm"):
+            constant = by is not None and by.op_type == "DequantizeLinear" and not view.is_constant(view.root(x))
+            return f"{op} of {x.name}, rounded to constant steps" if constant else ""
+        data = [item for item in node.inputs if item is not None and not view.is_constant(view.root(item))]
+        value = next((item for item in data if item.producer() is not None), x)
+    return ""
 
 
 def source_of(view: GraphView, value: ir.Value) -> ir.Value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -25,6 +25,7 @@ from fusion.facts.trials import with_ones
 from fusion.region import closure
 from fusion.rules import _cache_op as common
 from fusion.rules._norm_rows import gamma_columns, through_norm
+from fusion.rules._tables import TableUse, agreed_table, batch_and_tokens
 from ir_ops.dtypes import Array
 
 FRESH_SEED = 5
@@ -98,6 +99,8 @@ class Frame:
         self.v = common.agreed_columns([entry.x for entry in value.views], "values")
         self.width = k.columns.columns.shape[1]
         self.kind = self._kind()
+        self._twins: list[ir.Value] = []
+        """The queries' tables, where equal ones are computed twice."""
         self.cos, self.sin = self._table("cos"), self._table("sin")
         self.delivered = queries.value
         self._probes: list[Probe] = []
@@ -131,8 +134,8 @@ class Frame:
         return self.v
 
     def _kind(self) -> str:
-        """The operator's float type: that of the plain caches, else of the projected row."""
-        plain = {dtype_name(row.write.cache) for row in self.rows if row.peeled is None}
+        """The operator's float type: that of the plain rows, else of the projected row."""
+        plain = common.row_types(self.rows, [self.k.columns.value, self.v.value])
         if len(plain) > 1:
             raise Refused("mixed-types", "both plain caches have one type", " and ".join(sorted(plain)), "one type")
         return plain.pop() if plain else dtype_name(self.k.columns.value)
@@ -145,30 +148,28 @@ class Frame:
         """cos or sin of the keys; that of the queries must be the same."""
         key, query = (self._own_table(rows, name) for rows in (self.k, self.q))
         same = self.view.number(key.value) == self.view.number(query.value)
-        alike = key.width == query.width and np.array_equal(key.columns, query.columns)
-        if not same or not alike or (key.per_batch, key.per_token) != (query.per_batch, query.per_token):
+        if not same or not key.same_as(replace(query, value=key.value)):
             raise Refused(
                 "rope-tables", f"queries and keys are rotated by one {name}",
                 f"{query.value.name} and {key.value.name}" if not same else f"other columns of {key.value.name}",
                 "one table", "", query.value,
             )  # fmt: skip
+        self._twins.append(query.value)
         return key
 
     def _own_table(self, rows: Turned, name: str) -> Table:
-        parts = []
-        for number, rotation in enumerate(rows.rotations):
-            cos, sin = Part(rotation.cos_source, rotation.cos), Part(rotation.sin_source, rotation.sin)
-            split = _split(rows.probes[number], rows.columns, rotation.cos_source.value)
-            parts.append((cos if name == "cos" else sin, *split))
-        return common.agreed_table(parts, name)
+        outs = [self.key.start, self.queries.value]
+        sources = [item.rotations[0].source.value for item in (self.k, self.q)]
+        uses = [
+            TableUse(rotation, *_split(probe, rows.columns, rotation.cos_source.value), probe, outs, sources)
+            for probe, rotation in zip(rows.probes, rows.rotations, strict=True)
+        ]
+        return agreed_table(self.view, uses, name)
 
     def feeds(self) -> list[ir.Value]:
         """The values at which the region begins."""
         found = [self.q.columns.value, self.k.columns.value, self.v.value, self.cos.value, self.sin.value]
-        # equal tables that are computed twice
-        found += [rotation.cos_source.value for rotation in self.q.rotations[:1]]
-        found += [rotation.sin_source.value for rotation in self.q.rotations[:1]]
-        found += [norm.gamma for norm in (self.q.norm, self.k.norm) if norm.gamma is not None]
+        found += [*self._twins, *(norm.gamma for norm in (self.q.norm, self.k.norm) if norm.gamma is not None)]
         for row in self.rows:
             found += [row.write.cache, row.write.slots.value, *common.parameter_values(row)]
         return list({id(value): value for value in found}.values())
@@ -176,6 +177,10 @@ class Frame:
     def own_probes(self) -> list[Probe]:
         """Trial sizes of the whole site, under which both caches have the shapes that the operator wants."""
         return self._probes
+
+    def having(self) -> list[ir.Value]:
+        """Values that have the operator's dims."""
+        return [self.k.columns.value, self.key.write.slots.value]
 
     def ones(self) -> list[Probe]:
         """Trial sizes of 1 where only broadcasting makes sizes equal."""
@@ -222,10 +227,12 @@ class Frame:
         while True:
             probe = settle(self.view, seed, numbers, targets, sizes)
             unequal = self._unequal(probe)
-            if unequal is None:
+            within = common.fitting(numbers, probe, [key, value])
+            if unequal is None and within is numbers:
                 return probe
+            numbers = within
             sizes = probe.sizes.copy()
-            if not sizes.unify(*unequal):
+            if unequal is not None and not sizes.unify(*unequal):
                 raise Refused(
                     "qkv-sizes-differ", "queries, keys and values have the same tokens, both caches the same pages",
                     f"sizes {unequal[0]} and {unequal[1]}", "equal sizes", "give both caches one shape", value.cache,
@@ -250,13 +257,7 @@ def _split(probe: Probe, columns: Columns, cos: ir.Value) -> tuple[int, int]:
     total = math.prod(lead)
     if columns.by_head:
         return lead[0], lead[1]
-    for shape in (lead, (probe.shape(cos) or ())[:-1]):
-        sizes = [size for size in shape if size != 1]
-        if len(sizes) == 2 and sizes[0] * sizes[1] == total:
-            return sizes[0], sizes[1]
-        if len(sizes) == 1 and 1 < sizes[0] < total and total % sizes[0] == 0:
-            return total // sizes[0], sizes[0]
-    return total, 1
+    return batch_and_tokens(total, lead, (probe.shape(cos) or ())[:-1]) or (total, 1)
 
 
 def _lead(probe: Probe, columns: Columns) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -14,9 +14,9 @@ from fusion.facts.operand import Columns, Table
 from fusion.facts.parameters import Scale
 from fusion.facts.rows import Row
 from fusion.rules import _cache_op as common
-from fusion.rules._all_rows import all_rows
 from fusion.rules._gamma import weight
 from fusion.rules._qkv_frame import Frame, Turned
+from fusion.rules._tables import table_rows
 from fusion.surgery.packing import Join, side_by_side
 from ir_ops.dtypes import Array
 
@@ -131,13 +131,10 @@ class Operands:
     def table(self, table: Table, name: str) -> ir.Value:
         """cos or sin as ``[T, D]``."""
         frame = self.frame
-        value = common.in_type(self.emit, self.view, table.value, frame.kind, frame.region_ids, name)
-        value = self.emit.pick_columns(value, table.columns, table.width, name + "_columns")
-        having = [frame.k.columns.value, frame.key.write.slots.value]
-        value = all_rows(self.emit, frame.own_probes(), frame.ones(), table.value, value, having, name)
-        width, shape = len(table.columns), frame.shape(table.value)
+        value, shape = table_rows(frame, table, name)
+        width = len(table.columns)
         if not table.per_batch and self._batch_is_one():
-            table = Table(table.value, table.width, table.columns, True, table.per_token)
+            table = replace(table, per_batch=True)
         if not (table.per_batch and (table.per_token or self._one_token())):
             dims = [-1 if table.per_batch else 1, -1 if table.per_token else 1, width]
             rows = self.emit.reshape(value, dims, name + "_rows")

@@ -28,10 +28,12 @@ OP = "KvRmsNormRopeCache"
 MODES = {
     ("BNSD", "row"): "Norm",
     ("BSND", "slot"): "PA",
+    ("BSND", "row"): "PA",
     ("NZ", "slot"): "PA_NZ",
     ("BSND", "block"): "PA_BLK_BNSD",
     ("NZ", "block"): "PA_BLK_NZ",
 }
+"""Rows of a batch entry's own cache ``[B, M, N, D]`` are slots too: the entry is the page."""
 
 
 _BIAS = ("Add",)
@@ -96,7 +98,9 @@ def _unread(facts: Facts, write: CacheWrite, reason: Reason) -> Refusal:
     layer = facts.layer(write)
     place = facts.view.place(reason.value if reason.value is not None else write.out, layer)
     fact = f"rows written to {write.cache.name} (slots {write.slots.value.name}): {reason.fact}"
-    return Refusal(reason.code, place, layer, OP, fact, reason.found, reason.wanted, "")
+    suggestion = "convert a growing export with --cache auto: its caches may hold halves"
+    inside_out = reason.code == "rope-interleaved-out"
+    return Refusal(reason.code, place, layer, OP, fact, reason.found, reason.wanted, suggestion if inside_out else "")
 
 
 def _alone(facts: Facts, row: Row, any_key: bool) -> Refusal:
@@ -113,7 +117,7 @@ def _alone(facts: Facts, row: Row, any_key: bool) -> Refusal:
         wanted = "a norm, a rotation or a projection, then scale, round and clip to int8 in an 8-bit cache"
         return Refusal("row-plain", place, layer, OP, fact, found, wanted, "")
     kind = "normalised" if row.norm is not None else "plain"
-    found = f"{kind} rows and no partner" + ("" if any_key else "; no rotated rows in the graph")
+    found = f"{kind} rows and no partner" + ("" if any_key else "; no rows that are rotated as the operator does")
     return Refusal("kv-no-partner", place, layer, OP, fact, found, "a cache with rotated rows at the same slots", "")
 
 

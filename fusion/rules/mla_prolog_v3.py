@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
+from fusion.facts.graph import GraphView
 from fusion.facts.norm import NormFact
 from fusion.facts.parameters import single
 from fusion.facts.probe import Probe
@@ -27,7 +28,7 @@ from fusion.result import Refusal
 from fusion.rules import _cache_op as common
 from fusion.rules._latent_rows import partner_of
 from fusion.rules._mla_frame import Site
-from fusion.rules._mla_product import Product, product_of, source_of, views_behind
+from fusion.rules._mla_product import Product, product_of, rounded_product, source_of, views_behind
 from fusion.rules._mla_query import Found, Settled, Skeletons, find_query, is_query, plain_query
 from fusion.rules._mla_rope import table_sources
 from fusion.rules._mla_site import RULE_SIZE, build
@@ -129,15 +130,16 @@ def _norm_behind(facts: Facts, value: ir.Value) -> NormFact | None:
 def _site(facts: Facts, skeletons: Skeletons, key: Row, free: dict[int, _Normed], seen: set[int]) -> Site | None:
     """The joined facts; None where nothing looks like this operator. Raises Refused where a fact misfits."""
     view = facts.view
-    key_made = product_of(view, source_of(view, key.x))
-    if key_made is None:
-        return None
     try:
         value = partner_of(facts, key, [item.row for item in free.values()])
     except Refused:
         return None
     assert value.norm is not None
+    _refuse_rounded(view, key, value)
+    key_made = product_of(view, source_of(view, key.x))
     value_made = product_of(view, source_of(view, value.norm.x))
+    if key_made is None:
+        return None
     found = _query(facts, skeletons, key, value, key_made, seen)
     if found is None or value_made is None:
         return None
@@ -200,6 +202,19 @@ def _query(facts: Facts, skeletons: Skeletons, key: Row, value: Row, key_made: P
                 f"{near[0].norm.y.name} is not", "weight_uq_qr and the key's rotation", "", near[0].norm.y,
             )  # fmt: skip
     return found
+
+
+def _refuse_rounded(view: GraphView, key: Row, value: Row) -> None:
+    """Refuses latent rows whose products take rounded rows."""
+    assert value.norm is not None
+    for source in (key.x, value.norm.x):
+        rounded = rounded_product(view, source)
+        if rounded:
+            raise Refused(
+                "mla-quant-products", "the projections multiply floats; only their weights may be integers", rounded,
+                "a float product, of a weight that DequantizeLinear gives, say",
+                "quantise weights only: KvRmsNormRopeCache takes the caches of such models", source,
+            )  # fmt: skip
 
 
 def _settling(facts: Facts, key: Row) -> Settled:

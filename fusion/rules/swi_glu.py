@@ -15,13 +15,12 @@ from fusion.facts.probe import Probe
 from fusion.facts.swiglu import GatedFact, activations, read_gated
 from fusion.facts.symbolic import Symbolic
 from fusion.facts.terms import Unreadable
+from fusion.folding import EXPERTS, FEWEST
 from fusion.result import Refusal
 from fusion.rules import _block as block
 from fusion.rules import _cache_op as common
 
 OP = "SwiGlu"
-EXPERTS = 8
-"""Feed-forward parts that read one value, from which on they are experts of a mixture and left to its operators."""
 _MOVES = ("Gather", "GatherND", "Reshape", "Squeeze", "Unsqueeze", "Slice", "Cast", "Identity", "Transpose")
 
 
@@ -34,7 +33,9 @@ class SwiGluRule:
     def match(self, facts: Facts, new_emitter: EmitterFactory) -> tuple[list[Candidate], list[Refusal]]:
         candidates, refusals = [], []
         found = [(node, _source(gate)) for node, gate in activations(facts.view)]
-        members = Counter(id(source) for _, source in found if source is not None)
+        members: Counter[int] = Counter()
+        for node, source in found:
+            members[id(source)] += facts.view.stands_for.get(node.outputs[0].name or "", 1)
         told: set[int] = set()
         for node, source in found:
             count = 0 if source is None else members[id(source)]
@@ -48,11 +49,11 @@ class SwiGluRule:
             try:
                 if isinstance(read, Reason):
                     raise Refused(read.code, read.fact, read.found, read.wanted, "", where)
-                if count >= EXPERTS:
+                if count >= FEWEST:
                     told.add(id(source))
                     raise Refused(
-                        "swiglu-experts", "one feed-forward part reads a value", f"{count} do",
-                        f"fewer than {EXPERTS}", "leave experts to an operator for all of them", where,
+                        EXPERTS, "one feed-forward part reads a value", f"{count} do", f"fewer than {FEWEST}",
+                        "leave experts to an operator for all of them", where,
                     )  # fmt: skip
                 candidates.append(_build(facts, new_emitter, read, layer))
             except Refused as refused:

@@ -78,11 +78,18 @@ def read_message(path: str | os.PathLike[str]) -> Message:
 
 
 def content(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of a file. Raises BadModel when there is none."""
+    """The bytes of a file. Raises BadModel when there is none, it cannot be read, or no ``.air`` file has its size."""
     file = Path(path)
     if not file.is_file():
         raise BadModel("a folder, not a file" if file.is_dir() else "no such file", where=str(path))
-    return file.read_bytes()
+    size = file.stat().st_size
+    if size >= SIZE_LIMIT:
+        raise BadModel("too large for an .air file", where=str(path), found=f"{size} bytes",
+                       wanted=f"less than {SIZE_LIMIT}")  # fmt: skip
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise BadModel("the file cannot be read", where=str(path), found=error.strerror or str(error)) from None
 
 
 def parse(data: bytes, where: str = "") -> Message:
@@ -107,7 +114,17 @@ def read(path: str | os.PathLike[str]) -> Model:
     """
     model = decode(read_message(path))
     model.folder = Path(path).resolve().parent
+    model.source_names = _recorded_names(sidecar_path(path))
     return model
+
+
+def _recorded_names(sidecar: Path) -> dict[str, str]:
+    """Graph input -> its ONNX name, as the record beside the file says; nothing where there is no such record."""
+    try:
+        rows = json.loads(sidecar.read_text(encoding="utf-8"))["inputs"]
+        return {str(row["name"]): str(row["source_name"]) for row in rows if "source_name" in row}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def cache_pairs(model: Model) -> dict[str, str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,11 +100,14 @@ class GraphBuilder:
         """
         return self._input("RefData", self._refs, name, dtype, shape, layout)
 
-    def free_name(self, wanted: str) -> str:
-        """``wanted`` with its characters and a number changed so that :meth:`data` takes it as a new input's name."""
+    def free_name(self, wanted: str, taken: Collection[str] = ()) -> str:
+        """``wanted`` with its characters and a number changed so that :meth:`data` takes it as a new input's name.
+
+        ``taken`` are names that other inputs will have.
+        """
         name = sanitise(wanted)
-        numbers = (f"{name}_{i}" for i in itertools.count(1))
-        return name if name not in self._names else next(entry for entry in numbers if entry not in self._names)
+        names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
+        return next(entry for entry in names if entry not in self._names and entry not in taken)
 
     def _input(
         self, op_type: str, group: list[Node], name: str, dtype: DTypeLike, shape: Sequence[int] | None, layout: str

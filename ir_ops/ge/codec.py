@@ -238,7 +238,10 @@ def _decode_node(op: Message, where: str) -> Node:
 
 
 def _decode_output_names(op: Message, node: Node) -> None:
-    texts = [desc.attr[OUTPUT_NAME_ATTR].s.decode() if OUTPUT_NAME_ATTR in desc.attr else "" for desc in op.input_desc]
+    texts = [
+        desc.attr[OUTPUT_NAME_ATTR].s.decode(errors="replace") if OUTPUT_NAME_ATTR in desc.attr else ""
+        for desc in op.input_desc
+    ]
     if texts and all(texts):
         node.attrs[OUTPUT_NAME_ATTR] = Attr(AttrKind.LIST_STRING, tuple(texts))
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ir_ops.errors import BadUsage, ExportError
-from ir_ops.files import replacing
+from ir_ops.files import check_place, replacing
 from ir_ops.ge import air
 from ir_ops.ge.atc import AtcCall, atc_call
 from ir_ops.ge.builder import GraphBuilder
@@ -102,6 +101,7 @@ def export(
     Raises:
         BadModel: the ONNX model cannot be read.
         BadUsage: an unknown option, product, SoC or input, or an output that is not called NAME.air.
+        KvfuseError: the output's folder does not exist, or a folder stands where a file should go.
         ExportError: operators, attributes or element types without a counterpart (all are listed with counts and the
             nearest alternative), or an export that does not validate.
     """
@@ -110,7 +110,7 @@ def export(
     if attention not in ATTENTION_FORMS:
         raise BadUsage("unknown form of attention", found=attention, wanted=" | ".join(ATTENTION_FORMS))
     product = settled_product(product, soc)
-    target = None if out is None else _target(out)
+    target = None if out is None else _target(out, text)
     clock = _Clock()
     source = load(model)
     before = Counter(f"{node.domain}.{node.op_type}" if node.domain else node.op_type for node in source.graph)
@@ -123,7 +123,8 @@ def export(
     made = prune(engine.run())
     check_types(made, product)
     made.folder = None if target is None else target.resolve().parent
-    notes, source_names = engine.notes, engine.source_names
+    made.source_names = engine.source_names
+    notes = engine.notes
     del engine, source  # hundreds of MiB with 100,000 nodes, and cyclic
     gc.collect()
     clock.lap("convert")
@@ -138,17 +139,20 @@ def export(
         result.atc = atc_call(made, target, soc=soc, product=product, weight_bytes=size)
     result.weight_files = plan.write()
     if target is not None:
-        _write(result, target, text, source_names, data)
+        _write(result, target, text, data)
     clock.lap("write")
     result.timings = clock.laps
     return result
 
 
-def _target(out: str | Path) -> Path:
+def _target(out: str | Path, text: bool) -> Path:
+    """Where to write. What cannot be written is said before anything is."""
     target = Path(out)
     if target.suffix != ".air":
         raise BadUsage("a GE IR file is called NAME.air", where=str(out), found=target.suffix or "no suffix",
                        hint=f"write to {target.with_suffix('.air').name}")  # fmt: skip
+    for path in (target, air.sidecar_path(target), *([target.with_suffix(".txt")] if text else [])):
+        check_place(path)
     return target
 
 
@@ -159,8 +163,8 @@ def _refuse(findings: list[Finding], name: str) -> None:
         raise ExportError("the exported graph does not validate", where=name, found="; ".join(map(str, bad[:3])) + more)
 
 
-def _write(result: ExportResult, target: Path, text: bool, source_names: Mapping[str, str], data: bytes) -> None:
-    result.path = air.write(result.model, target, source_names=source_names, data=data)
+def _write(result: ExportResult, target: Path, text: bool, data: bytes) -> None:
+    result.path = air.write(result.model, target, source_names=result.model.source_names, data=data)
     result.sidecar = air.sidecar_path(target)
     if text:
         result.text = target.with_suffix(".txt")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ir_ops.dtypes import Array, DType, by_numpy
-from ir_ops.errors import BadInput
+from ir_ops.errors import BadInput, BadModel
 from ir_ops.ge import prototypes
 
 Shape = tuple[int, ...]
@@ -185,12 +185,14 @@ class Model:
 
     Attributes:
         folder: where weight files are looked up; not part of equality.
+        source_names: graph input -> its name in the model it was made from; not part of equality.
     """
 
     name: str
     graphs: list[Graph]
     version: int = 1
     folder: Path | None = field(default=None, compare=False)
+    source_names: dict[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def root(self) -> Graph:
@@ -220,11 +222,18 @@ OUTPUT_NAME_ATTR = "_origin_output_tensor_name"
 
 
 def inputs_of(model: Model) -> list[ModelInput]:
-    """The root graph's inputs (Data and RefData), ordered by index."""
-    found = [
-        ModelInput(node.name, int(node.value("index")), node.outputs[0].type, node.type == "RefData")
-        for node in model.root.of_type("Data", "RefData")
-    ]
+    """The root graph's inputs (Data and RefData), ordered by index.
+
+    Raises:
+        BadModel: one has no index, or not one output.
+    """
+    found: list[ModelInput] = []
+    for node in model.root.of_type("Data", "RefData"):
+        index = node.value("index")
+        if not isinstance(index, int) or len(node.outputs) != 1:
+            raise BadModel("a graph input without an index or an output", where=node.name, found=f"index {index!r}",
+                           wanted="a number and one output")  # fmt: skip
+        found.append(ModelInput(node.name, index, node.outputs[0].type, node.type == "RefData"))
     return sorted(found, key=lambda entry: entry.index)
 
 
@@ -235,7 +244,7 @@ def outputs_of(model: Model) -> list[ModelOutput]:
         names = node.attrs.get(OUTPUT_NAME_ATTR)
         for i, slot in enumerate(node.inputs):
             if slot.source is not None:
-                name = names.value[i] if names is not None else ""
+                name = names.value[i] if names is not None and i < len(names.value) else ""
                 found.append(ModelOutput(name or f"output{i}", slot.type, slot.source))
     return found
 

@@ -62,11 +62,14 @@ def as_dtype(dtype: DTypeLike) -> DType:
 
 def as_dims(shape: Iterable[object], where: str) -> Shape:
     """A shape as a tuple of Python ints. Raises BadUsage for anything that is no sequence of whole numbers."""
+    wanted = "whole numbers, e.g. (1, 128)"
     try:
-        return tuple(operator.index(dim) for dim in shape)  # type: ignore[arg-type]
+        dims = tuple(operator.index(dim) for dim in shape)  # type: ignore[arg-type]
     except TypeError:
-        wanted = "whole numbers, e.g. (1, 128)"
         raise BadUsage("a shape is not a list of dims", where=where, found=repr(shape)[:60], wanted=wanted) from None
+    if any(abs(dim) >= 2**63 for dim in dims):
+        raise BadUsage("a dim is too large", where=where, found=str(list(dims)), wanted="dims below 2^63")
+    return dims
 
 
 class Outputs:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ir_ops import contract as rules
+from ir_ops.contract import kept_as
 from ir_ops.declaration import Case, Finding, Shape, Undecided, dim, shape_differs, shape_text
 from ir_ops.dtypes import Array, by_name
 from ir_ops.layout import MLA_CACHE_MODES, nz_block
@@ -175,9 +176,9 @@ def _wanted_types(case: Case) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield name, (small.get(weights, plain),)
     yield "weight_uq_qr", ({1: "int8", **small}.get(weights, plain),)
     eight = ("int8", "float8_e4m3fn", "hifloat8")
-    if (caches := {0: (plain,), 1: eight, 2: ("int8",), 3: eight}.get(cache)) is not None:
+    if (caches := {0: kept_as(plain), 1: eight, 2: ("int8",), 3: eight}.get(cache)) is not None:
         yield "kv_cache", caches
-    yield "kr_cache", (("int8" if cache == 2 else plain),)
+    yield "kr_cache", {0: (case.dtype("kv_cache"),), 2: ("int8",)}.get(cache, (plain,))
     for name in ("dequant_scale_x", "dequant_scale_w_dq", "dequant_scale_w_uq_qr", "dequant_scale_w_dkv_kr"):
         yield name, ("float8_e8m0", "uint8") if weights == 3 else ("float32",)
 

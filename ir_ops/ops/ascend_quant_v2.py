@@ -96,7 +96,7 @@ def _shapes(specs: Mapping[str, TensorSpec], attrs: Attrs) -> dict[str, TensorSp
     return {"y": small_spec(specs["x"], attrs)}
 
 
-def _along(xp: Numeric, parameter: Any, axis: int, rank: int) -> Any:
+def along(xp: Numeric, parameter: Any, axis: int, rank: int) -> Any:
     """A parameter of one element, of the axis, or of full rank, to broadcast against x."""
     after = rank - 1 - axis % rank
     return parameter if not after else xp.reshape(parameter, [-1, *[1] * after])
@@ -104,12 +104,12 @@ def _along(xp: Numeric, parameter: Any, axis: int, rank: int) -> Any:
 
 def _compute(xp: Numeric, x: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, Any]:
     rank = xp.rank(x["x"])
-    scale = _along(xp, xp.cast(x["scale"], "float32"), int(attrs["axis"]), rank)
+    scale = along(xp, xp.cast(x["scale"], "float32"), int(attrs["axis"]), rank)
     y = xp.cast(x["x"], "float32") * scale
     if attrs["sqrt_mode"]:
         y = y * scale
     if "offset" in x:
-        y = y + _along(xp, xp.cast(x["offset"], "float32"), int(attrs["axis"]), rank)
+        y = y + along(xp, xp.cast(x["offset"], "float32"), int(attrs["axis"]), rank)
     target = target_type(int(attrs["dst_type"]))
     if target in ("int8", "int4"):
         y = rounded(xp, y, str(attrs["round_mode"]))

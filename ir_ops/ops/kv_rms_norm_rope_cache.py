@@ -333,7 +333,8 @@ NOTES = (
             "has the other readings: `nonsaturate` gives NaN or infinity as the device kernel does, `integer` "
             "rounds and clamps to -128..127 first, as the contract's text says for every quantised type.",
             "hifloat8 has no ONNX type: only GE graphs can declare it.",
-            "float32 is an extension of `generic`: the contract's prototype has it, no product takes it.",
+            "float32 is an extension of `generic`: the contract's prototype has it, no product takes it. Its rows may "
+            "be kept in float16 or bfloat16 caches, rounded once.",
             "`generic` takes any widths and head counts, pages of any size, quantised Norm caches, offsets, and one "
             "row or head of cos and sin for all. Products: V1 Dk 64 and Dv 512 (A2, A3); V2 widths 192, 64, 128 and "
             "1, 2, 4 or 8 heads; pages of 16 tokens or a multiple, 32 where a cache is 8-bit.",

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ir_ops import contract as rules
-from ir_ops.contract import DEVICES, FLOATS
+from ir_ops.contract import DEVICES, FLOATS, kept_as
 from ir_ops.declaration import (
     Attr,
     Attrs,
@@ -134,7 +134,7 @@ def _combines(choice: Mapping[str, str]) -> bool:
     kv, kr, query = (choice[name] for name in ("TK", "TR", "Q"))
     weights = (x, w) in {(plain, plain), (plain, "int8"), ("int8", "int8"), ("hifloat8", "hifloat8")}
     mx = (x, w) == ("float8_e4m3fn", "float8_e4m3fn")
-    one_plain = (kv, kr, query) in {(plain, plain, plain), ("int8", "int8", plain)}
+    one_plain = query == plain and kv == kr and kv in (*kept_as(plain), "int8")
     eight = kv in _EIGHT_BIT and kr == plain and query in (plain, kv)
     return ((weights and scale == "float32") or mx) and (one_plain or eight)
 
@@ -236,6 +236,7 @@ NOTES = (
             "qc_qr_scale and kc_scale multiply the normed rows, before quantisation.",
             "A zero row has scale 0 and zeros; where dequant_scale_q_nope is 0, query_rope is 0. NaN is 0 in 8 bits.",
             "kr_cache is quantised from the float32 value. float8 saturates.",
+            "`generic` keeps float32 rows in float16 or bfloat16 caches too (both caches), rounded once.",
             "quant_scale_ckv [1, Hckv] with equal entries stands for [1] in a per-tensor cache.",
             "In PA_BLK_* a matrix [B, ceil(S/block_size)] may come flattened.",
             "Only -1 skips; other negative indices are refused. query and query_rope are computed for skipped tokens.",

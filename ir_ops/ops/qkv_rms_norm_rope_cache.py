@@ -284,8 +284,9 @@ NOTES = (
             "B and S of qkv_size may be -1 in ONNX, where the number of tokens is that of qkv. Export fills them in "
             "from the shape of qkv, as one sequence where both are open.",
             "`generic` takes any head counts (Nk and Nv may differ), any even D that divides into the fractals of "
-            "both caches, pages of any size, and float32. Products: D 128, Nk = Nv, Nq a multiple of Nk, pages of 16 "
-            "tokens or a multiple, 32 where a cache is int8, and enough blocks for B and S.",
+            "both caches, pages of any size, and float32, whose rows may be kept in float16 or bfloat16 caches. "
+            "Products: D 128, Nk = Nv, Nq a multiple of Nk, pages of 16 tokens or a multiple, 32 where a cache is "
+            "int8, and enough blocks for B and S.",
             "cos and sin have one row for each token: a row for each batch is refused.",
             "The range of an index is half open, a slot is written once, only -1 skips; other negative indices are "
             "refused.",

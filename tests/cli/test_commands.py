@@ -291,6 +291,13 @@ def test_export_with_a_fixed_input_shape(fused: Path, tmp_path: Path) -> None:
     assert (shapes["input_ids"], shapes["cache_position"]) == ([2, 1], [1])
 
 
+def test_an_input_has_one_shape(fused: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shapes = ["--input-shape", "input_ids:2,1", "--input-shape", "input_ids:2,3"]
+    assert main(["export-ge", str(fused), str(tmp_path / "two.air"), *shapes]) == 1
+    assert "--input-shape input_ids: an input is given two shapes; found [2, 1] and [2, 3]" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--out", str(tmp_path / "demo")]) == 0
     said = capsys.readouterr()

@@ -35,12 +35,24 @@ class Breach:
         return call
 
 
+ATTRS: dict[str, dict[str, Any]] = {
+    "Quantize": {"dtype": "torch.qint8", "axis": 2},
+    "AscendDequant": {"dtype": 1},
+    "RopeWithSinCosCache": {"numQHeads": 2, "numKHeads": 1, "headSize": 64},
+    "DequantSwigluQuant": {"quant_mode": "dynamic"},
+}
+"""Attributes of the legal calls."""
+
+
 def legal(operator: str) -> Call:
     """A small legal call."""
     rng = np.random.default_rng(1)
 
     def rows(*shape: int) -> Any:
         return values(rng, shape, F16)
+
+    def single(*shape: int) -> Any:
+        return np.ones(shape, np.float32)
 
     made: dict[str, dict[str, Any]] = {
         "RmsNorm": {"x": rows(2, 3, 8), "gamma": rows(8)},
@@ -54,8 +66,18 @@ def legal(operator: str) -> Call:
                               "sin": rows(2, 3, 1, 4)},
         "ScatterPaKvCache": {"key": rows(3, 2, 32), "key_cache": rows(4, 5, 2, 32), "value": rows(3, 2, 16),
                              "value_cache": rows(4, 5, 2, 16), "slot_mapping": np.array([7, -1, 0])},
+        "ScatterUpdate": {"var": rows(6, 2, 4), "indices": np.array([4, 0, 5]), "updates": rows(3, 2, 4)},
+        "ScatterNdUpdate": {"var": rows(4, 5, 3), "indices": np.array([[1, 2], [3, 0]]), "updates": rows(2, 3)},
+        "TensorMove": {"x": rows(2, 3)},
+        "Quantize": {"x": rows(2, 3, 8), "scales": rows(8), "zero_points": np.arange(8).astype(np.int8)},
+        "AscendDequant": {"x": np.arange(16).astype(np.int32).reshape(2, 8), "deq_scale": rows(8)},
+        "RopeWithSinCosCache": {"positions": np.array([3, 0, 5]), "queryIn": rows(3, 128), "keyIn": rows(3, 64),
+                                "cosSinCache": rows(8, 32)},
+        "DequantSwigluQuant": {"x": np.arange(48).astype(np.int32).reshape(6, 8), "weight_scale": single(2, 8),
+                               "activation_scale": single(6), "bias": single(2, 8), "quant_scale": single(2, 4),
+                               "group_index": np.array([2, 3])},
     }  # fmt: skip
-    return Call(made[operator], {})
+    return Call(made[operator], dict(ATTRS.get(operator, {})))
 
 
 def put(name: str, array: Any) -> Change:
@@ -84,6 +106,21 @@ def both(*changes: Change) -> Change:
 
 def attribute(name: str, value: Any) -> Change:
     return lambda call: call.attrs.update({name: value})
+
+
+def static_rows(scale: list[float], offset: list[float], **attrs: Any) -> Change:
+    """Another call of DequantSwigluQuant: rows of float16, statically quantised."""
+
+    def change(call: Call) -> None:
+        call.inputs = {"x": values(np.random.default_rng(2), (4, 8), F16)}
+        call.inputs |= {"quant_scale": np.array(scale, np.float32), "quant_offset": np.array(offset, np.float32)}
+        call.attrs |= {"quant_mode": "static", **attrs}
+
+    return change
+
+
+def drop(*names: str) -> Change:
+    return lambda call: [call.inputs.pop(name) for name in names] and None
 
 
 def _breaches(operator: str, *rows: tuple[Any, ...]) -> list[Breach]:
@@ -218,5 +255,96 @@ BREACHES = [
         ("SP-3", "slot past the end", put("slot_mapping", [7, -1, 20])),
         ("SP-3", "slot -2", put("slot_mapping", [7, -2, 0])),
         ("SP-3", "slot twice", put("slot_mapping", [7, 3, 7])),
+    ),
+    *_breaches(
+        "ScatterUpdate",
+        ("SU-1", "updates of another type", retype("float32", "updates")),
+        ("SU-1", "scalar var", put("var", 1.0)),
+        ("SU-2", "an update too many", resize(updates=(4, 2, 4))),
+        ("SU-2", "updates of another width", resize(updates=(3, 2, 3))),
+        ("SU-3", "index past the end", put("indices", [4, 0, 6])),
+        ("SU-3", "negative index", put("indices", [4, -1, 5])),
+        ("SU-4", "row twice", put("indices", [4, 0, 4])),
+    ),
+    *_breaches(
+        "ScatterNdUpdate",
+        ("SN-4", "updates of another type", retype("float32", "updates")),
+        ("SN-1", "scalar var", put("var", 1.0)),
+        ("SN-1", "indices of rank 1", resize(indices=(2,))),
+        ("SN-1", "tuples longer than var", resize(indices=(2, 4), updates=(2,))),
+        ("SN-1", "empty tuples", resize(indices=(2, 0))),
+        ("SN-1", "updates of another slice", resize(updates=(2, 4))),
+        ("SN-1", "an update too many", resize(updates=(3, 3))),
+        ("SN-2", "index past the end", put("indices", [[1, 5], [3, 0]])),
+        ("SN-2", "negative index", put("indices", [[1, 2], [-1, 0]])),
+        ("SN-3", "slice twice", put("indices", [[1, 2], [1, 2]])),
+    ),
+    *_breaches(
+        "Quantize",
+        ("QU-1", "unknown dtype", attribute("dtype", "torch.qint4")),
+        ("QU-2", "scalar x", put("x", 1.0)),
+        ("QU-2", "no such axis", attribute("axis", 3)),
+        ("QU-3", "scales of another size", resize(scales=(3,), zero_points=(3,))),
+        ("QU-3", "scales of rank 2", resize(scales=(1, 8), zero_points=(1, 8))),
+        ("QU-3", "zero_points of another shape", resize(zero_points=(1,))),
+        ("QU-4", "scale 0", put("scales", [1, 2, 0, 4, 5, 6, 7, 8])),
+        ("QU-4", "scale nan", put("scales", [1, 2, 3, float("nan"), 5, 6, 7, 8])),
+    ),
+    *_breaches(
+        "AscendDequant",
+        ("AD-1", "unknown dtype", attribute("dtype", 2)),
+        ("AD-2", "scalar x", put("x", 1)),
+        ("AD-2", "deq_scale of another size", resize(deq_scale=(3,))),
+        ("AD-2", "deq_scale of rank 2", resize(deq_scale=(1, 8))),
+    ),
+    *_breaches(
+        "RopeWithSinCosCache",
+        ("RC-1", "key of another type", retype("float32", "keyIn")),
+        ("RC-5", "no heads", attribute("numQHeads", 0)),
+        ("RC-5", "empty heads", attribute("headSize", -1)),
+        ("RC-5", "positions of rank 3", resize(positions=(1, 1, 3))),
+        ("RC-5", "two rows of positions", resize(positions=(2, 3))),
+        ("RC-1", "query of another width", resize(queryIn=(3, 64))),
+        ("RC-1", "key of other tokens", resize(keyIn=(2, 64))),
+        ("RC-2", "odd table", resize(cosSinCache=(8, 31))),
+        ("RC-2", "table wider than heads", resize(cosSinCache=(8, 66))),
+        ("RC-2", "table of rank 3", resize(cosSinCache=(8, 1, 32))),
+        ("RC-5", "rows apart", attribute("qStride", 256)),
+        ("RC-4", "four sections", attribute("mropeSection", [4, 4, 4, 4])),
+        ("RC-4", "sections for one row", attribute("mropeSection", [8, 4, 4])),
+        ("RC-4", "sections of another sum", resize(positions=(3, 3)), {"mropeSection": [0, 0, 0]}),
+        ("RC-3", "position past the end", put("positions", [3, 0, 8])),
+        ("RC-3", "negative position", put("positions", [3, -1, 5])),
+    ),
+    *_breaches(
+        "DequantSwigluQuant",
+        ("DS-6", "unknown quant_mode", attribute("quant_mode", "none")),
+        ("DS-5", "int4", attribute("dst_type", 29)),
+        ("DS-5", "another round_mode", attribute("round_mode", "floor")),
+        ("DS-6", "unknown swiglu_mode", attribute("swiglu_mode", 4)),
+        ("DS-6", "right half in mode 2", attribute("swiglu_mode", 2)),
+        ("DS-7", "clamp_limit 0", attribute("clamp_limit", 0.0), {"swiglu_mode": 3, "activate_left": True}),
+        ("DS-7", "clamp_limit nan", attribute("clamp_limit", float("nan")), {"swiglu_mode": 1, "activate_left": True}),
+        ("DS-1", "sums without weight_scale", drop("weight_scale")),
+        ("DS-1", "rows with weight_scale", retype(F16, "x")),
+        ("DS-2", "x of rank 1", resize(x=(8,))),
+        ("DS-2", "empty rows", resize(x=(6, 0))),
+        ("DS-4", "no such axis", attribute("activate_dim", 2)),
+        ("DS-2", "odd width", resize(x=(6, 7), weight_scale=(2, 7), bias=(2, 7))),
+        ("DS-4", "first axis with groups", attribute("activate_dim", 0)),
+        ("DS-6", "neighbours of the first axis",
+         static_rows([1], [0], activate_dim=0, swiglu_mode=1, activate_left=True)),
+        ("DS-8", "group_index of rank 2", resize(group_index=(1, 2))),
+        ("DS-8", "no group", resize(group_index=(0,))),
+        ("DS-8", "weight_scale of another width", resize(weight_scale=(2, 7))),
+        ("DS-8", "bias of other groups", resize(bias=(1, 8))),
+        ("DS-8", "activation_scale of other rows", resize(activation_scale=(5,))),
+        ("DS-8", "static without offset", attribute("quant_mode", "static")),
+        ("DS-8", "quant_scale of another width", resize(quant_scale=(2, 3))),
+        ("DS-8", "dynamic with a scale for each group", resize(quant_scale=(2,))),
+        ("DS-8", "offset of another shape", static_rows([1, 2, 3, 4], [0])),
+        ("DS-2", "more rows in groups than there are", put("group_index", [2, 5])),
+        ("DS-2", "negative count", put("group_index", [-1, 3])),
+        ("DS-9", "scale 0", static_rows([1, 0, 3, 4], [0, 0, 0, 0])),
     ),
 ]  # fmt: skip

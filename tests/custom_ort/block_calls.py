@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ir_ops.dtypes import Array
+from ir_ops.contract_rows import MOVED
+from ir_ops.dtypes import Array, by_name
 from ir_ops.layout import nz_block
 from tests.custom_ort.calls import EIGHT_BIT, FLOATS, Call, contents, values
 from tests.custom_ort.one_node import CHOSEN_TYPES
@@ -156,6 +157,136 @@ def scatter_pa_kv_cache(rng: Rng) -> Call:
     return Call(inputs, {"cache_mode": mode, "scatter_mode": scatter})
 
 
+def elements(rng: Rng, shape: tuple[int, ...], kind: str) -> Array:
+    """Small whole numbers in any element type."""
+    lowest = -8 if kind.startswith(("float", "bfloat", "int")) else 0
+    array: Array = rng.integers(lowest, 8, shape).astype(np.float32).astype(by_name(kind).np)
+    return array
+
+
+def moved_type(rng: Rng) -> str:
+    return str(pick(rng, [kind for kind in MOVED if by_name(kind).onnx is not None]))
+
+
+def scatter_update(rng: Rng) -> Call:
+    kind, count, row = moved_type(rng), int(rng.integers(1, 9)), leading(rng, 2)
+    shape = pick(rng, [(), (count,), (count, 2), (0,), (2, 1, count)])
+    named = int(np.prod(shape))
+    index = rng.permutation(named + int(rng.integers(1, 5)))
+    inputs = {
+        "var": elements(rng, (index.size, *row), kind),
+        "indices": index[:named].reshape(shape).astype(pick(rng, [np.int32, np.int64])),
+        "updates": elements(rng, (*shape, *row), kind),
+    }
+    return Call(inputs, {"use_locking": True} if rng.random() < 0.1 else {})
+
+
+def scatter_nd_update(rng: Rng) -> Call:
+    kind, named = moved_type(rng), tuple(int(rng.integers(1, 5)) for _ in range(int(rng.integers(1, 5))))
+    row = tuple(int(rng.integers(1, 70)) for _ in range(int(rng.integers(0, 3))))
+    most = int(np.prod(named))
+    shape = pick(rng, [(int(rng.integers(0, most + 1)),), (1, most), (most, 1, 1)])
+    places = rng.permutation(most)[: int(np.prod(shape))].reshape(shape)
+    inputs = {
+        "var": elements(rng, (*named, *row), kind),
+        "indices": np.stack(np.unravel_index(places, named), -1).astype(pick(rng, [np.int32, np.int64])),
+        "updates": elements(rng, (*shape, *row), kind),
+    }
+    return Call(inputs, {})
+
+
+def tensor_move(rng: Rng) -> Call:
+    return Call({"x": elements(rng, (*leading(rng), int(pick(rng, WIDTHS))), moved_type(rng))}, {})
+
+
+def quantize(rng: Rng) -> Call:
+    words = ("torch.qint8", "torch.qint8", "torch.quint8", "torch.qint32")
+    word = str(pick(rng, words if CHOSEN_TYPES else words[:1]))
+    shape = (*leading(rng, 2), int(pick(rng, (*WIDTHS, 1100, 2060))))
+    axis = int(rng.integers(-len(shape), len(shape)))
+    form = pick(rng, [(1,), (shape[axis],)])
+    spread = 1e-9 if word == "torch.qint32" and rng.random() < 0.5 else 0.02
+    scales = (spread * (0.5 + rng.random(form))).astype(np.float32)
+    narrow = spread > 1e-6 and rng.random() < 0.5
+    inputs = {"x": values(rng, shape, str(pick(rng, FLOATS))),
+              "scales": scales.astype(by_name(str(pick(rng, FLOATS))).np) if narrow else scales}  # fmt: skip
+    if rng.random() < 0.6:
+        inputs["zero_points"] = elements(rng, form, str(pick(rng, ["int8", "uint8", "int32", "float32", "bfloat16"])))
+    return Call(inputs, {"dtype": word, "axis": axis if form != (1,) or rng.random() < 0.5 else 9})
+
+
+def ascend_dequant(rng: Rng) -> Call:
+    shape = (*leading(rng, 2), int(pick(rng, (*WIDTHS, 1100, 2060))))
+    largest = int(pick(rng, [1000, 1 << 20, (1 << 31) - 1]))
+    scale = values(rng, pick(rng, [(1,), shape[-1:]]), str(pick(rng, ["float32", "float16"])), 1e-3)
+    if scale.dtype == np.float32:  # bits above the number's own say nothing
+        above = rng.integers(0, 1 << 31, scale.shape).astype(np.uint64) << np.uint64(33)
+        scale = scale.view(np.uint32).astype(np.uint64) | above
+    attrs = {"dtype": int(pick(rng, [0, 1] if CHOSEN_TYPES else [1]))}
+    attrs |= {name: True for name in ("sqrt_mode", "relu_flag") if rng.random() < 0.3}
+    return Call({"x": rng.integers(-largest, largest, shape).astype(np.int32), "deq_scale": scale}, attrs)
+
+
+def rope_with_sin_cos_cache(rng: Rng) -> Call:
+    heads, size = [int(number) for number in rng.integers(1, 4, 2)], int(pick(rng, [2, 6, 16, 33, 64, 80]))
+    half, kind = int(rng.integers(1, size // 2 + 1)), str(pick(rng, FLOATS))
+    tokens, length = int(rng.integers(0, 6)), int(rng.integers(1, 9))
+    inputs = {
+        "queryIn": values(rng, (tokens, heads[0] * size), kind),
+        "keyIn": values(rng, (tokens, heads[1] * size), kind),
+        "cosSinCache": values(rng, (length, 2 * half), kind),
+    }
+    attrs: dict[str, Any] = {"numQHeads": heads[0], "numKHeads": heads[1], "headSize": size}
+    shape = (tokens,)
+    if rng.random() < 0.4:
+        first, second = np.sort(rng.integers(0, half + 1, 2)).tolist()
+        attrs["mropeSection"], shape = [first, second - first, half - second], (3, tokens)
+    inputs["positions"] = rng.integers(0, length, shape).astype(pick(rng, [np.int32, np.int64]))
+    if rng.random() < 0.3:
+        attrs |= {"qStride": heads[0] * size, "kStride": heads[1] * size}
+    if rng.random() < 0.5:
+        attrs["isNeoxStyle"] = False
+    return Call(inputs, attrs)
+
+
+def dequant_swiglu_quant(rng: Rng) -> Call:
+    mode, static = int(pick(rng, [0, 0, 0, 1, 2, 3])), bool(rng.random() < 0.5)
+    shape = [*(leading(rng, 2) or (3,)), int(pick(rng, [1, 3, 16, 33, 64, 700]))]
+    axis = -1 if mode == 1 or not static or rng.random() < 0.7 else -2
+    shape[axis] *= 2
+    rows, width = int(np.prod(shape[:-1])), shape[-1]
+    columns, kind = width // 2 if axis == -1 else width, str(pick(rng, ["int32", "int32", *FLOATS]))
+    attrs: dict[str, Any] = {"quant_mode": "static" if static else "dynamic", "swiglu_mode": mode, "activate_dim": axis}
+    attrs |= {"activate_left": bool(mode or rng.random() < 0.5), "clamp_limit": float(pick(rng, [7.0, 0.5]))}
+    attrs |= {"glu_alpha": float(pick(rng, [1.702, -0.5])), "glu_bias": float(pick(rng, [1.0, 0.0]))}
+    groups = int(rng.integers(1, 4)) if axis == -1 and rng.random() < 0.4 else 0
+
+    def form(size: int) -> tuple[int, ...]:
+        return (groups, size) if groups else tuple(pick(rng, [(size,), (1, size)]))
+
+    def positive(shape: tuple[int, ...], size: float) -> Array:
+        return (size * (0.5 + rng.random(shape))).astype(np.float32)
+
+    inputs = {"x": values(rng, tuple(shape), kind, 1000.0 if kind == "int32" else 1.0)}
+    if kind == "int32":
+        inputs["weight_scale"] = positive(form(width), 2e-3)
+        if rng.random() < 0.7:
+            inputs["activation_scale"] = positive((rows,), 1.0)
+        if rng.random() < 0.7:
+            bias = str(pick(rng, ["int32", *FLOATS]))
+            inputs["bias"] = values(rng, form(width), bias, 300.0 if bias == "int32" else 0.5)
+    if static:
+        shapes = [(1,), form(columns), *([(groups,)] if groups else [])]
+        inputs["quant_scale"] = positive(pick(rng, shapes), 0.03)
+        inputs["quant_offset"] = values(rng, inputs["quant_scale"].shape, "float32", 5.0)
+    elif rng.random() < 0.7:
+        inputs["quant_scale"] = positive(form(columns), 1.0)
+    if groups:
+        ends = np.sort(rng.integers(0, rows + 1, groups))
+        inputs["group_index"] = np.diff(ends, prepend=0)
+    return Call(inputs, attrs)
+
+
 CALLS: dict[str, Callable[[Rng], Call]] = {
     "RmsNorm": rms_norm,
     "AddRmsNorm": add_rms_norm,
@@ -166,5 +297,15 @@ CALLS: dict[str, Callable[[Rng], Call]] = {
     "DynamicQuant": dynamic_quant,
     "ApplyRotaryPosEmb": apply_rotary_pos_emb,
     "ScatterPaKvCache": scatter_pa_kv_cache,
+    "ScatterUpdate": scatter_update,
+    "ScatterNdUpdate": scatter_nd_update,
+    "TensorMove": tensor_move,
+    "Quantize": quantize,
+    "AscendDequant": ascend_dequant,
+    "RopeWithSinCosCache": rope_with_sin_cos_cache,
+    "DequantSwigluQuant": dequant_swiglu_quant,
 }
 """Operator -> generator of legal calls."""
+
+MOVES = ("ScatterPaKvCache", "ScatterUpdate", "ScatterNdUpdate", "TensorMove")
+"""Operators that compute nothing: their results have the same bits everywhere."""

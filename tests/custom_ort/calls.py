@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ir_ops.contract import kept_as
 from ir_ops.dtypes import Array, by_name
 from ir_ops.layout import KV_CACHE_MODES, CacheMode, nz_block
 
@@ -64,9 +65,10 @@ def index(rng: np.random.Generator, mode: CacheMode, batch: int, tokens: int, pa
 
 
 def cache_types(rng: np.random.Generator, kv: str) -> tuple[str, str]:
-    """Both plain, or one 8-bit type for the one, the other, or both."""
+    """Both plain, float32 rows also narrower, or one 8-bit type for the one, the other, or both."""
     small = str(rng.choice(EIGHT_BIT, p=[0.5, 0.25, 0.25]))
-    return ((kv, kv), (small, small), (small, kv), (kv, small))[int(rng.integers(4))]
+    first, second = (str(rng.choice([kv, *kept_as(kv)])) for _ in range(2))
+    return ((first, second), (small, small), (small, first), (first, small))[int(rng.integers(4))]
 
 
 def random_call(rng: np.random.Generator, *, cache_mode: str | None = None, separate: bool | None = None) -> Call:

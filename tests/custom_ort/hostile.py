@@ -176,4 +176,5 @@ def spoil_arrays(rng: Rng, call: Call) -> None:
             kinds = {name: array.dtype for name, array in call.inputs.items()}
             exchange(rng, call)
             if any(call.inputs[name].dtype != kind for name, kind in kinds.items()):
-                call.inputs.update({name: call.inputs[name].astype(kind) for name, kind in kinds.items()})
+                with np.errstate(all="ignore"):
+                    call.inputs.update({name: call.inputs[name].astype(kind) for name, kind in kinds.items()})

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from ir_ops.contract import kept_as
 from ir_ops.dtypes import Array, by_name, by_numpy
 from ir_ops.layout import MLA_CACHE_MODES, nz_block
 from ir_ops.ops._mla_rules import packed_width
@@ -60,8 +61,9 @@ class Draw:
             step * int(rng.integers(1, 3 if step > 1 else 70)),
         )
         self.heads, self.nope = int(rng.integers(1, 4)), int(rng.choice([1, 16, 33, 64]))
-        self.kv_type = self.plain if self.cache == 0 else "int8" if self.cache == 2 else pick("kv_type", "int8", E4M3)
-        self.kr_type = "int8" if self.cache == 2 else self.plain
+        kept = pick("kept", self.plain, *kept_as(self.plain))
+        self.kv_type = {0: kept, 2: "int8"}.get(self.cache) or pick("kv_type", "int8", E4M3)
+        self.kr_type = {0: kept, 2: "int8"}.get(self.cache, self.plain)
         nz = self.mode.order == "NZ"
         self.kv_rank = (nz_block(self.kv_type) if nz else 8) * int(rng.integers(1, 6))
         self.rope = (nz_block(self.kr_type) if nz else 2) * int(rng.integers(1, 3 if nz else 20))

@@ -19,8 +19,14 @@ from ir_ops.ops import DOMAIN, DOMAIN_VERSION, OPS
 MINOR = int(onnxruntime.__version__.split(".")[1])
 CHOSEN_TYPES = MINOR >= 24
 """Whether the runtime can be told an element type that an attribute chooses; older ones take the operator's first."""
+_FIRST = {"dst_type": (2,), "dtype": ("torch.qint8", 1)}
 INFERS = MINOR >= 24
 """Whether shapes are inferred for operators with optional inputs."""
+
+
+def loads(attrs: Mapping[str, Any]) -> bool:
+    """Whether the runtime can run a call with these attributes: their element type is the operator's first."""
+    return CHOSEN_TYPES or all(name not in attrs or attrs[name] in first for name, first in _FIRST.items())
 
 
 def model(

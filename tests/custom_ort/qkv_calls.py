@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ir_ops.contract import kept_as
 from ir_ops.layout import QKV_CACHE_MODES, nz_block
 from tests.custom_ort.calls import FLOATS, Call, contents, index, values
 
@@ -27,7 +28,7 @@ def scales(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
 def random_call(rng: np.random.Generator) -> Call:
     """One legal call."""
     kind = str(rng.choice(FLOATS))
-    k_type, v_type = (str(rng.choice([kind, "int8"])) for _ in range(2))
+    k_type, v_type = (str(rng.choice([kind, *kept_as(kind), "int8"])) for _ in range(2))
     step = max(nz_block(k_type), nz_block(v_type))
     width = 128 if rng.random() < 0.3 else int(step * rng.integers(1, 1 + max(2, 160 // step)))
     heads = [int(rng.choice([1, 2, 3, 5, 8])), int(rng.choice([1, 2, 3])), int(rng.choice([1, 2, 3]))]

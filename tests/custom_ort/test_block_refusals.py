@@ -8,10 +8,10 @@ import pytest
 from ir_ops.errors import BadModel
 from ir_ops.ops import OPS
 from tests.custom_ort import one_node
-from tests.custom_ort.block_breaches import BREACHES, Breach
+from tests.custom_ort.block_breaches import ATTRS, BREACHES, Breach, legal
 from tests.custom_ort.block_calls import CALLS
 
-LOADED = [breach for breach in BREACHES if one_node.CHOSEN_TYPES or breach.attrs.get("dst_type", 2) == 2]
+LOADED = [breach for breach in BREACHES if one_node.loads(breach.attrs)]
 """Those whose model the runtime loads but for the breach."""
 
 
@@ -45,6 +45,20 @@ def test_every_generic_rule_is_broken_once(name: str) -> None:
             found = next(found for found in OPS[name].check(call.inputs, call.attrs) if found.severity == "error")
             broken.add((found.id, found.text))
     assert broken == rules
+
+
+@pytest.mark.parametrize(
+    ("name", "attribute"),
+    [(name, attr.name) for name in ATTRS for attr in OPS[name].attrs if attr.default is None],
+)
+def test_a_required_attribute_is_missing(name: str, attribute: str) -> None:
+    call = legal(name)
+    del call.attrs[attribute]
+    expected = OPS[name].check(call.inputs, call.attrs)[0]
+    assert (expected.id, expected.found) == ("AT-03", f"no {attribute}")
+    assert f"AT-03: {expected.text}; found no {attribute}, wanted {expected.wanted}" in one_node.refusal(
+        name, call.inputs, call.attrs
+    )
 
 
 def test_float8_and_int4_need_a_known_rank() -> None:

@@ -2,8 +2,8 @@
 
 Each fixture has something of its own: MLA whose caches have lengths of two names (GLM-4-MoE-Lite), norms
 with ``1 + w`` and a sliding window (Gemma 3), interleaved pairs in half of the columns and norms behind attention
-(GLM-4), packed projections (Phi-3), a gated attention and a rotation of a quarter of the columns (Qwen3-Next), a layer
-norm that is none of ours (Cohere).
+(GLM-4), packed projections (Phi-3), a gated attention and a rotation of a quarter of the columns (Qwen3-Next), cosines
+of three grids (Qwen3.5), a layer norm that is none of ours (Cohere).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tests.conftest import DATA
 from tests.fusion.surgery.decoding import recorded_steps
 
 FOLDER = DATA / "families"
-NORMS = {"glm4_moe_lite": 5, "gemma3": 13, "glm4": 5, "phi3": 3, "qwen3_next": 5, "cohere": 0}
+NORMS = {"glm4_moe_lite": 5, "gemma3": 13, "glm4": 5, "phi3": 3, "qwen3_next": 5, "qwen3_5": 5, "cohere": 0}
 """Root mean square norms in the source, the last one too."""
-ROTATIONS = {"glm4_moe_lite": 2, "gemma3": 4, "glm4": 2, "phi3": 2, "qwen3_next": 2, "cohere": 2}
+ROTATIONS = {"glm4_moe_lite": 2, "gemma3": 4, "glm4": 2, "phi3": 2, "qwen3_next": 2, "qwen3_5": 2, "cohere": 2}
 """Rotations of queries and of keys in the source."""
 WINDOWS = ("gemma3",)
 CONVERTED = {
@@ -33,6 +33,7 @@ CONVERTED = {
     "glm4": {"ApplyRotaryPosEmb": 1, "FusedInferAttentionScore": 1},
     "phi3": {"ApplyRotaryPosEmb": 1, "FusedInferAttentionScore": 1},
     "qwen3_next": {"KvRmsNormRopeCache": 1, "RotaryPositionEmbedding": 1, "FusedInferAttentionScore": 1},
+    "qwen3_5": {"KvRmsNormRopeCache": 1, "RotaryPositionEmbedding": 1, "FusedInferAttentionScore": 1},
     "cohere": {"ApplyRotaryPosEmb": 1, "FusedInferAttentionScore": 1},
 }
 

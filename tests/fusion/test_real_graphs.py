@@ -131,6 +131,37 @@ def test_without_functions_only_the_kernel_can_run_it() -> None:
     assert [function.name for function in fused("hand_kvrrc_v2_dynamo18_fp32").model.functions] == [OP]
 
 
+SCATTERS = ("ScatterPaKvCache", "ScatterUpdate", "ScatterNdUpdate")
+WRITTEN = {
+    "dsv3_il_dynamo18_fp16_staticcache": {"ScatterNdUpdate": 2},
+    "hand_drqk_contiguous_dynamo18_fp16": {"ScatterNdUpdate": 2},
+    "hand_drqk_page_ts17_fp16": {"ScatterPaKvCache": 1},
+    "hand_kvrrc_norm_dynamo18_fp16": {"ScatterNdUpdate": 2},
+    "hand_kvrrc_pa_quant_dynamo20_fp16": {"ScatterNdUpdate": 2},
+    "hand_kvrrc_pa_ts17_fp32": {"ScatterPaKvCache": 1},
+    "hand_kvrrc_v2_dynamo18_fp32": {"ScatterPaKvCache": 1},
+    "hand_mlaprolog_attn_dynamo18_fp32": {"ScatterPaKvCache": 1},
+    "hand_mlaprolog_dynamo18_fp16": {"ScatterPaKvCache": 1},
+    "hand_qkvrrc_bsnd_dynamo23_bf16": {"ScatterPaKvCache": 1},
+    "hand_qkvrrc_nz_dynamo18_fp16": {"ScatterPaKvCache": 1},
+    "hand_qkvrrc_nz_quant_ts17_fp16": {"ScatterPaKvCache": 1},
+    "qwen3_dynamo18_fp32_staticcache": {"ScatterNdUpdate": 2},
+}
+"""Every graph with explicit caches -> what writes them where no larger operator may."""
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_every_write_is_a_scatter_where_no_larger_operator_may_stand(name: str) -> None:
+    model = model_of(name)
+    alone = fusion.fuse(model, only=SCATTERS)
+    assert {op: alone.count(op) for op in SCATTERS if alone.count(op)} == WRITTEN[name]
+    assert not [refusal for refusal in alone.refusals if refusal.rule in SCATTERS]
+    record = load_npz(models.demo_record() if name.startswith("dsv3") else DATA / "graphs" / f"{name}.npz")
+    verified = fusion.verify(model, alone.model, inputs=record)
+    assert verified.ok, verified.differences
+    assert not any(fusion.fuse(model).count(op) for op in SCATTERS), "larger operators come first"
+
+
 def test_parameters_are_taken_over_unchanged() -> None:
     result = fused("hand_kvrrc_norm_dynamo18_fp16")
     initializers = {tensor.name: tensor for tensor in result.model.graph.initializer}

@@ -52,6 +52,14 @@ def test_rotation_spelling_is_fused(rope: str) -> None:
     check(rope=rope, opset=max(18, ROPES[rope].since))
 
 
+@pytest.mark.parametrize("form", ["v1", "v2part"])
+@pytest.mark.parametrize("rope", ["deint_view", "deint_chunk", "half_slices"])
+@pytest.mark.parametrize("cos", ["pairs", "grids"])
+def test_tables_that_are_no_rows_where_they_are_computed_are_read(cos: str, rope: str, form: str) -> None:
+    check(cos=cos, rope=rope, form=form, dims="own", layers=2)
+    check(cos=cos, rope=rope, form=form, kv="gemm", outs=True, write="page_row_pairs")
+
+
 @pytest.mark.parametrize("quant", QUANTS)
 def test_quantisation_spelling_is_fused(quant: str) -> None:
     how = QUANTS[quant]

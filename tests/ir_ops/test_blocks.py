@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from ir_ops.declaration import TensorSpec
+from ir_ops.declaration import PRODUCTS, TensorSpec
 from ir_ops.dtypes import Array, by_name, by_numpy
 from ir_ops.onnx_function import OPSETS, no_body_reason
 from ir_ops.onnx_reference import reference_ops
@@ -133,17 +133,19 @@ def inferred(name: str, call: Call) -> dict[str, tuple[int, tuple[int, ...]]]:
 def test_what_is_not_known_stays_unknown(name: str) -> None:
     """Unknown ranks and dims break no rule and give no shape."""
     call = legal(name)
+    assert not OPS[name].check(call.inputs, call.attrs)
     kinds = one_node.types_of(call.inputs)
     for rank in (True, False):
         specs = {
             key: TensorSpec(kinds[key], (None,) * array.ndim if rank else None) for key, array in call.inputs.items()
         }
-        for product in ("generic", "950", "A3", "A2", "kirin"):
-            assert not [found for found in OPS[name].check(specs, {}, product) if found.severity == "error"]
-        for key, spec in OPS[name].infer(specs, {}).items():
+        for product in PRODUCTS:
+            known = {found.id for found in OPS[name].check(call.inputs, call.attrs, product)}
+            assert {found.id for found in OPS[name].check(specs, call.attrs, product)} <= known
+        for key, spec in OPS[name].infer(specs, call.attrs).items():
             if any(entry.ref for entry in OPS[name].outputs if entry.name == key):
                 continue
-            assert spec.dtype == by_numpy(OPS[name].reference(call.inputs, {})[key].dtype).name
+            assert spec.dtype == by_numpy(OPS[name].reference(call.inputs, call.attrs)[key].dtype).name
             assert spec.shape is None or set(spec.shape) <= {None, 1}
 
 
@@ -186,6 +188,25 @@ def scatter(dtype: str = "float16", tokens: int = 2, order: tuple[int, ...] = (2
     rows, cache = TensorSpec(dtype, (tokens, 1, 32)), TensorSpec(dtype, (*order, 32))
     given = {"key": rows, "key_cache": cache, "value": rows, "value_cache": cache}
     return given | {"slot_mapping": TensorSpec("int64", (tokens,))}
+
+
+def looked_up(dtype: str, size: int, width: int, *, rows: tuple[int, ...] = ()) -> dict[str, TensorSpec]:
+    made = {"queryIn": (4, 2 * size), "keyIn": (4, size), "cosSinCache": (40, width)}
+    specs = {name: TensorSpec(dtype, shape) for name, shape in made.items()}
+    return specs | {"positions": TensorSpec("int64", (*rows, 4))}
+
+
+def lookup(size: int, **attrs: Any) -> dict[str, Any]:
+    return {"numQHeads": 2, "numKHeads": 1, "headSize": size, **attrs}
+
+
+def gated(dtype: str, shape: tuple[int, ...]) -> dict[str, TensorSpec]:
+    return {"x": TensorSpec(dtype, shape)}
+
+
+def everywhere(*rules: str, **more: str) -> dict[str, set[str]]:
+    """The rules of all products, and one more of some."""
+    return {product: {*rules, *more.get(f"p{product}", "").split()} for product in PRODUCTS[1:]}
 
 
 LIMITS: list[tuple[str, dict[str, TensorSpec], dict[str, Any], dict[str, set[str]]]] = [
@@ -235,6 +256,20 @@ LIMITS: list[tuple[str, dict[str, TensorSpec], dict[str, Any], dict[str, set[str
      {"950": {"SP-7"}, "kirin": {"SP-7"}}),
     ("ScatterPaKvCache", scatter() | {"slot_mapping": np.array([0, -1])}, {},  # type: ignore[dict-item]
      {product: {"SP-3"} for product in ("950", "A3", "A2", "kirin")}),
+    ("DequantSwigluQuant", gated("bfloat16", (4, 8)), {"quant_mode": "dynamic"}, {}),
+    ("DequantSwigluQuant", gated(H, (4, 8)), {"quant_mode": "dynamic"}, {"A2": {"DS-3"}, "A3": {"DS-3"}}),
+    ("DequantSwigluQuant", gated("float32", (4, 8)), {"quant_mode": "dynamic"}, everywhere("DS-3")),
+    ("DequantSwigluQuant", gated("bfloat16", (4, 2, 8)), {"quant_mode": "dynamic"},
+     {"A2": {"DS-3"}, "A3": {"DS-3"}}),
+    ("AscendDequant", {"x": TensorSpec("int32", (4, 8)), "deq_scale": TensorSpec("uint64", (1,))}, {"dtype": 1},
+     {product: {"AD-3"} for product in ("A3", "A2", "kirin")}),
+    ("RopeWithSinCosCache", looked_up(H, 64, 32), lookup(64), {"950": {"RC-6"}}),
+    ("RopeWithSinCosCache", looked_up("float32", 48, 16), lookup(48), {"950": {"RC-6"}}),
+    ("RopeWithSinCosCache", looked_up(H, 64, 48), lookup(64), everywhere("RC-2", p950="RC-6")),
+    ("RopeWithSinCosCache", looked_up(H, 64, 64, rows=(3,)), lookup(64, mropeSection=[16, 8, 8]),
+     everywhere("RC-4", p950="RC-6")),
+    ("RopeWithSinCosCache", looked_up(H, 64, 64, rows=(3,)), lookup(64, mropeSection=[11, 11, 10]),
+     {"950": {"RC-6"}}),
     ("DynamicQuant", {"x": TensorSpec(H, (4, 8))}, {"dst_type": 35},
      {product: {"DQ-4"} for product in ("A3", "A2", "kirin")}),
 ]  # fmt: skip

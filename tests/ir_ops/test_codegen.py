@@ -25,7 +25,7 @@ def test_header_holds_the_signature() -> None:
     assert '{"k_cache", 5, 5},\n    {"ckv_cache", 6, 6},\n    {"k_rope", -1, 0},' in text
     assert '{"epsilon", AttrType::kFloat, 1e-05, "", {}},' in text
     assert '{"float8_cast", AttrType::kString, 0.0, "saturate", kFloat8CastValues},' in text
-    assert text.count("// T ") == len(OPS["KvRmsNormRopeCache"].type_combinations()) == 30
+    assert text.count("// T ") == len(OPS["KvRmsNormRopeCache"].type_combinations()) == 50
     assert 'kKv08 = {"KV-08", "the rotated width must be even"}' in text
     assert "KV-09" not in text  # binds A2 and A3 only
 

@@ -65,6 +65,7 @@ def test_a_newer_format_is_refused() -> None:
         ({"caches": (PORTS[0], PORTS[0])}, "none shared"),
         ({"caches": (dataclasses.replace(PORTS[0], order="NCHW"),)}, "NCHW"),
         ({"caches": (dataclasses.replace(PORTS[0], heads=0),)}, "0 x 64"),
+        ({"caches": (dataclasses.replace(PORTS[0], columns=5, halves=True),)}, "halves of 5 columns"),
     ],
 )
 def test_contradictions_are_refused(changes: dict[str, Any], found: str) -> None:

@@ -136,6 +136,7 @@ BREACHES = [
     Breach("KV-21", "a", PLAIN, give("c_kv_scale", 512), "c_kv_scale with a float16 ckv_cache"),
     Breach("KV-21", "a", INT8, drop("k_rope_scale"), "int8 k_cache without k_rope_scale"),
     Breach("KV-21", "a", PLAIN, dtype("bfloat16", "k_cache"), "bfloat16 k_cache without k_rope_scale"),
+    Breach("KV-21", "a", PLAIN, dtype("float32", "ckv_cache"), "float32 ckv_cache without c_kv_scale"),
     Breach("KV-22", "a", INT8, shape("k_rope_scale", 2, 64), "k_rope_scale [2, 64]"),
     Breach("KV-22", "the product", SEPARATE_INT8, both(give("k_rope_scale", 192), give("c_kv_scale", 128)),
            "k_rope_scale [192]"),
@@ -168,6 +169,17 @@ def test_breach(breach: Breach) -> None:
 
 def test_every_constraint_is_breached_above() -> None:
     assert_all_breached(OP, BREACHES)
+
+
+@pytest.mark.parametrize("kept", [("float16", "float16"), ("bfloat16", "float32"), ("float32", "float16")])
+def test_generic_keeps_float32_rows_narrower(kept: tuple[str, str]) -> None:
+    inputs, attrs = PLAIN.call()
+    for name in ALL:
+        dtype("float32", name)(inputs, attrs)
+    for name, kind in zip(("k_cache", "ckv_cache"), kept, strict=True):
+        dtype(kind, name)(inputs, attrs)
+    assert OP.check(inputs, attrs, "generic") == []
+    assert {item.id for item in OP.check(inputs, attrs, "A2")} >= {"KV-04"}
 
 
 @pytest.mark.parametrize("base", BASES, ids=str)

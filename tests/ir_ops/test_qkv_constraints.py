@@ -148,6 +148,7 @@ def test_legal_calls(base: Base) -> None:
         ("open sizes", sizes(-1, -1, 8, 128)),
         ("one open size", sizes(-1, 3, 8, 128)),
         ("float32", both(dtype("float32", *ALL), shape("k_cache", 8, 32, 32, 8), shape("v_cache", 8, 32, 32, 8))),
+        ("float32 rows in float16 caches", both(dtype("float32", *ALL), dtype("float16", "k_cache", "v_cache"))),
         ("more value heads than key heads", both(heads(4, 1, 3), shape("k_cache", 8, 8, 32, 16),
                                                  shape("v_cache", 8, 24, 32, 16))),
         ("pages of 3 tokens", both(shape("k_cache", 8, 16, 3, 16), shape("v_cache", 8, 16, 3, 16))),

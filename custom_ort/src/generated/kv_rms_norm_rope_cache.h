@@ -45,14 +45,34 @@ inline constexpr AttrDecl kAttrs[] = {
 
 inline constexpr int8_t kTypes[][16] = {
     {1, 1, 1, 1, 7, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1},  // T float32, TK float32, TC float32, I int64, F float32
+    {1, 1, 1, 1, 7, 1, 10, 1, 1, 1, 1, 1, 1, 10, 1, 1},  // T float32, TK float32, TC float16, I int64, F float32
+    {1, 1, 1, 1, 7, 1, 16, 1, 1, 1, 1, 1, 1, 16, 1, 1},  // T float32, TK float32, TC bfloat16, I int64, F float32
     {1, 1, 1, 1, 7, 1, 3, 1, 1, 1, 1, 1, 1, 3, 1, 1},  // T float32, TK float32, TC int8, I int64, F float32
     {1, 1, 1, 1, 7, 1, 19, 1, 1, 1, 1, 1, 1, 19, 1, 1},  // T float32, TK float32, TC float8_e5m2, I int64, F float32
     {1, 1, 1, 1, 7, 1, 17, 1, 1, 1, 1, 1, 1, 17, 1, 1},  // T float32, TK float32, TC float8_e4m3fn, I int64, F float32
+    {1, 1, 1, 1, 7, 10, 1, 1, 1, 1, 1, 1, 10, 1, 1, 1},  // T float32, TK float16, TC float32, I int64, F float32
+    {1, 1, 1, 1, 7, 10, 10, 1, 1, 1, 1, 1, 10, 10, 1, 1},  // T float32, TK float16, TC float16, I int64, F float32
+    {1, 1, 1, 1, 7, 10, 16, 1, 1, 1, 1, 1, 10, 16, 1, 1},  // T float32, TK float16, TC bfloat16, I int64, F float32
+    {1, 1, 1, 1, 7, 10, 3, 1, 1, 1, 1, 1, 10, 3, 1, 1},  // T float32, TK float16, TC int8, I int64, F float32
+    {1, 1, 1, 1, 7, 10, 19, 1, 1, 1, 1, 1, 10, 19, 1, 1},  // T float32, TK float16, TC float8_e5m2, I int64, F float32
+    {1, 1, 1, 1, 7, 10, 17, 1, 1, 1, 1, 1, 10, 17, 1, 1},  // T float32, TK float16, TC float8_e4m3fn, I int64, F float32
+    {1, 1, 1, 1, 7, 16, 1, 1, 1, 1, 1, 1, 16, 1, 1, 1},  // T float32, TK bfloat16, TC float32, I int64, F float32
+    {1, 1, 1, 1, 7, 16, 10, 1, 1, 1, 1, 1, 16, 10, 1, 1},  // T float32, TK bfloat16, TC float16, I int64, F float32
+    {1, 1, 1, 1, 7, 16, 16, 1, 1, 1, 1, 1, 16, 16, 1, 1},  // T float32, TK bfloat16, TC bfloat16, I int64, F float32
+    {1, 1, 1, 1, 7, 16, 3, 1, 1, 1, 1, 1, 16, 3, 1, 1},  // T float32, TK bfloat16, TC int8, I int64, F float32
+    {1, 1, 1, 1, 7, 16, 19, 1, 1, 1, 1, 1, 16, 19, 1, 1},  // T float32, TK bfloat16, TC float8_e5m2, I int64, F float32
+    {1, 1, 1, 1, 7, 16, 17, 1, 1, 1, 1, 1, 16, 17, 1, 1},  // T float32, TK bfloat16, TC float8_e4m3fn, I int64, F float32
     {1, 1, 1, 1, 7, 3, 1, 1, 1, 1, 1, 1, 3, 1, 1, 1},  // T float32, TK int8, TC float32, I int64, F float32
+    {1, 1, 1, 1, 7, 3, 10, 1, 1, 1, 1, 1, 3, 10, 1, 1},  // T float32, TK int8, TC float16, I int64, F float32
+    {1, 1, 1, 1, 7, 3, 16, 1, 1, 1, 1, 1, 3, 16, 1, 1},  // T float32, TK int8, TC bfloat16, I int64, F float32
     {1, 1, 1, 1, 7, 3, 3, 1, 1, 1, 1, 1, 3, 3, 1, 1},  // T float32, TK int8, TC int8, I int64, F float32
     {1, 1, 1, 1, 7, 19, 1, 1, 1, 1, 1, 1, 19, 1, 1, 1},  // T float32, TK float8_e5m2, TC float32, I int64, F float32
+    {1, 1, 1, 1, 7, 19, 10, 1, 1, 1, 1, 1, 19, 10, 1, 1},  // T float32, TK float8_e5m2, TC float16, I int64, F float32
+    {1, 1, 1, 1, 7, 19, 16, 1, 1, 1, 1, 1, 19, 16, 1, 1},  // T float32, TK float8_e5m2, TC bfloat16, I int64, F float32
     {1, 1, 1, 1, 7, 19, 19, 1, 1, 1, 1, 1, 19, 19, 1, 1},  // T float32, TK float8_e5m2, TC float8_e5m2, I int64, F float32
     {1, 1, 1, 1, 7, 17, 1, 1, 1, 1, 1, 1, 17, 1, 1, 1},  // T float32, TK float8_e4m3fn, TC float32, I int64, F float32
+    {1, 1, 1, 1, 7, 17, 10, 1, 1, 1, 1, 1, 17, 10, 1, 1},  // T float32, TK float8_e4m3fn, TC float16, I int64, F float32
+    {1, 1, 1, 1, 7, 17, 16, 1, 1, 1, 1, 1, 17, 16, 1, 1},  // T float32, TK float8_e4m3fn, TC bfloat16, I int64, F float32
     {1, 1, 1, 1, 7, 17, 17, 1, 1, 1, 1, 1, 17, 17, 1, 1},  // T float32, TK float8_e4m3fn, TC float8_e4m3fn, I int64, F float32
     {10, 10, 10, 10, 7, 10, 10, 1, 1, 1, 1, 10, 10, 10, 10, 10},  // T float16, TK float16, TC float16, I int64, F float32
     {10, 10, 10, 10, 7, 10, 3, 1, 1, 1, 1, 10, 10, 3, 10, 10},  // T float16, TK float16, TC int8, I int64, F float32

@@ -63,12 +63,16 @@ inline constexpr AttrDecl kAttrs[] = {
 
 inline constexpr int8_t kTypes[][28] = {
     {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1, 1, 1, 1, 1, 1, 1},  // X float32, W float32, T float32, TK float32, TR float32, Q float32, I int64, S float32, F float32, L int32
+    {1, 1, 1, 1, 1, 1, 1, 1, 1, 10, 10, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1, 1, 10, 10, 1, 1, 1},  // X float32, W float32, T float32, TK float16, TR float16, Q float32, I int64, S float32, F float32, L int32
+    {1, 1, 1, 1, 1, 1, 1, 1, 1, 16, 16, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1, 1, 16, 16, 1, 1, 1},  // X float32, W float32, T float32, TK bfloat16, TR bfloat16, Q float32, I int64, S float32, F float32, L int32
     {1, 1, 1, 1, 1, 1, 1, 1, 1, 3, 1, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1, 1, 3, 1, 1, 1, 1},  // X float32, W float32, T float32, TK int8, TR float32, Q float32, I int64, S float32, F float32, L int32
     {1, 1, 1, 1, 1, 1, 1, 1, 1, 3, 1, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 3, 1, 3, 1, 1, 1, 1},  // X float32, W float32, T float32, TK int8, TR float32, Q int8, I int64, S float32, F float32, L int32
     {1, 1, 1, 1, 1, 1, 1, 1, 1, 3, 3, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1, 1, 3, 3, 1, 1, 1},  // X float32, W float32, T float32, TK int8, TR int8, Q float32, I int64, S float32, F float32, L int32
     {1, 1, 1, 1, 1, 1, 1, 1, 1, 17, 1, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1, 1, 17, 1, 1, 1, 1},  // X float32, W float32, T float32, TK float8_e4m3fn, TR float32, Q float32, I int64, S float32, F float32, L int32
     {1, 1, 1, 1, 1, 1, 1, 1, 1, 17, 1, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 17, 1, 17, 1, 1, 1, 1},  // X float32, W float32, T float32, TK float8_e4m3fn, TR float32, Q float8_e4m3fn, I int64, S float32, F float32, L int32
     {1, 1, 3, 1, 1, 1, 1, 1, 1, 1, 1, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1, 1, 1, 1, 1, 3, 1},  // X float32, W int8, T float32, TK float32, TR float32, Q float32, I int64, S float32, F float32, L int32
+    {1, 1, 3, 1, 1, 1, 1, 1, 1, 10, 10, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1, 1, 10, 10, 1, 3, 1},  // X float32, W int8, T float32, TK float16, TR float16, Q float32, I int64, S float32, F float32, L int32
+    {1, 1, 3, 1, 1, 1, 1, 1, 1, 16, 16, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1, 1, 16, 16, 1, 3, 1},  // X float32, W int8, T float32, TK bfloat16, TR bfloat16, Q float32, I int64, S float32, F float32, L int32
     {1, 1, 3, 1, 1, 1, 1, 1, 1, 3, 1, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1, 1, 3, 1, 1, 3, 1},  // X float32, W int8, T float32, TK int8, TR float32, Q float32, I int64, S float32, F float32, L int32
     {1, 1, 3, 1, 1, 1, 1, 1, 1, 3, 1, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 3, 1, 3, 1, 1, 3, 1},  // X float32, W int8, T float32, TK int8, TR float32, Q int8, I int64, S float32, F float32, L int32
     {1, 1, 3, 1, 1, 1, 1, 1, 1, 3, 3, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1, 1, 3, 3, 1, 3, 1},  // X float32, W int8, T float32, TK int8, TR int8, Q float32, I int64, S float32, F float32, L int32
@@ -99,6 +103,8 @@ inline constexpr int8_t kTypes[][28] = {
     {16, 16, 3, 16, 16, 16, 16, 16, 16, 17, 16, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 16, 16, 17, 16, 1, 3, 1},  // X bfloat16, W int8, T bfloat16, TK float8_e4m3fn, TR bfloat16, Q bfloat16, I int64, S float32, F float32, L int32
     {16, 16, 3, 16, 16, 16, 16, 16, 16, 17, 16, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 17, 16, 17, 16, 1, 3, 1},  // X bfloat16, W int8, T bfloat16, TK float8_e4m3fn, TR bfloat16, Q float8_e4m3fn, I int64, S float32, F float32, L int32
     {3, 3, 3, 1, 3, 1, 1, 1, 1, 1, 1, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1, 1, 1, 1, 1, 3, 1},  // X int8, W int8, T float32, TK float32, TR float32, Q float32, I int64, S float32, F float32, L int32
+    {3, 3, 3, 1, 3, 1, 1, 1, 1, 10, 10, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1, 1, 10, 10, 1, 3, 1},  // X int8, W int8, T float32, TK float16, TR float16, Q float32, I int64, S float32, F float32, L int32
+    {3, 3, 3, 1, 3, 1, 1, 1, 1, 16, 16, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1, 1, 16, 16, 1, 3, 1},  // X int8, W int8, T float32, TK bfloat16, TR bfloat16, Q float32, I int64, S float32, F float32, L int32
     {3, 3, 3, 1, 3, 1, 1, 1, 1, 3, 1, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1, 1, 3, 1, 1, 3, 1},  // X int8, W int8, T float32, TK int8, TR float32, Q float32, I int64, S float32, F float32, L int32
     {3, 3, 3, 1, 3, 1, 1, 1, 1, 3, 1, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 3, 1, 3, 1, 1, 3, 1},  // X int8, W int8, T float32, TK int8, TR float32, Q int8, I int64, S float32, F float32, L int32
     {3, 3, 3, 1, 3, 1, 1, 1, 1, 3, 3, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1, 1, 3, 3, 1, 3, 1},  // X int8, W int8, T float32, TK int8, TR int8, Q float32, I int64, S float32, F float32, L int32
@@ -118,6 +124,10 @@ inline constexpr int8_t kTypes[][28] = {
     {3, 3, 3, 16, 3, 16, 16, 16, 16, 17, 16, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 17, 16, 17, 16, 1, 3, 1},  // X int8, W int8, T bfloat16, TK float8_e4m3fn, TR bfloat16, Q float8_e4m3fn, I int64, S float32, F float32, L int32
     {17, 17, 17, 1, 17, 1, 1, 1, 1, 1, 1, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1, 1, 1, 1, 1, 17, 1},  // X float8_e4m3fn, W float8_e4m3fn, T float32, TK float32, TR float32, Q float32, I int64, S float32, F float32, L int32
     {17, 17, 17, 1, 17, 1, 1, 1, 1, 1, 1, 7, 2, 2, 2, 2, 1, 1, 1, 6, 1, 1, 1, 1, 1, 1, 17, 2},  // X float8_e4m3fn, W float8_e4m3fn, T float32, TK float32, TR float32, Q float32, I int64, S uint8, F float32, L int32
+    {17, 17, 17, 1, 17, 1, 1, 1, 1, 10, 10, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1, 1, 10, 10, 1, 17, 1},  // X float8_e4m3fn, W float8_e4m3fn, T float32, TK float16, TR float16, Q float32, I int64, S float32, F float32, L int32
+    {17, 17, 17, 1, 17, 1, 1, 1, 1, 10, 10, 7, 2, 2, 2, 2, 1, 1, 1, 6, 1, 1, 1, 10, 10, 1, 17, 2},  // X float8_e4m3fn, W float8_e4m3fn, T float32, TK float16, TR float16, Q float32, I int64, S uint8, F float32, L int32
+    {17, 17, 17, 1, 17, 1, 1, 1, 1, 16, 16, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1, 1, 16, 16, 1, 17, 1},  // X float8_e4m3fn, W float8_e4m3fn, T float32, TK bfloat16, TR bfloat16, Q float32, I int64, S float32, F float32, L int32
+    {17, 17, 17, 1, 17, 1, 1, 1, 1, 16, 16, 7, 2, 2, 2, 2, 1, 1, 1, 6, 1, 1, 1, 16, 16, 1, 17, 2},  // X float8_e4m3fn, W float8_e4m3fn, T float32, TK bfloat16, TR bfloat16, Q float32, I int64, S uint8, F float32, L int32
     {17, 17, 17, 1, 17, 1, 1, 1, 1, 3, 1, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1, 1, 3, 1, 1, 17, 1},  // X float8_e4m3fn, W float8_e4m3fn, T float32, TK int8, TR float32, Q float32, I int64, S float32, F float32, L int32
     {17, 17, 17, 1, 17, 1, 1, 1, 1, 3, 1, 7, 2, 2, 2, 2, 1, 1, 1, 6, 1, 1, 1, 3, 1, 1, 17, 2},  // X float8_e4m3fn, W float8_e4m3fn, T float32, TK int8, TR float32, Q float32, I int64, S uint8, F float32, L int32
     {17, 17, 17, 1, 17, 1, 1, 1, 1, 3, 1, 7, 1, 1, 1, 1, 1, 1, 1, 6, 1, 3, 1, 3, 1, 1, 17, 1},  // X float8_e4m3fn, W float8_e4m3fn, T float32, TK int8, TR float32, Q int8, I int64, S float32, F float32, L int32

@@ -47,8 +47,20 @@ inline constexpr AttrDecl kAttrs[] = {
 
 inline constexpr int8_t kTypes[][19] = {
     {1, 1, 1, 1, 1, 7, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1},  // T float32, TK float32, TV float32, I int64, F float32
+    {1, 1, 1, 1, 1, 7, 1, 1, 10, 1, 1, 1, 1, 1, 1, 10, 1, 1, 1},  // T float32, TK float32, TV float16, I int64, F float32
+    {1, 1, 1, 1, 1, 7, 1, 1, 16, 1, 1, 1, 1, 1, 1, 16, 1, 1, 1},  // T float32, TK float32, TV bfloat16, I int64, F float32
     {1, 1, 1, 1, 1, 7, 1, 1, 3, 1, 1, 1, 1, 1, 1, 3, 1, 1, 1},  // T float32, TK float32, TV int8, I int64, F float32
+    {1, 1, 1, 1, 1, 7, 1, 10, 1, 1, 1, 1, 1, 1, 10, 1, 1, 1, 1},  // T float32, TK float16, TV float32, I int64, F float32
+    {1, 1, 1, 1, 1, 7, 1, 10, 10, 1, 1, 1, 1, 1, 10, 10, 1, 1, 1},  // T float32, TK float16, TV float16, I int64, F float32
+    {1, 1, 1, 1, 1, 7, 1, 10, 16, 1, 1, 1, 1, 1, 10, 16, 1, 1, 1},  // T float32, TK float16, TV bfloat16, I int64, F float32
+    {1, 1, 1, 1, 1, 7, 1, 10, 3, 1, 1, 1, 1, 1, 10, 3, 1, 1, 1},  // T float32, TK float16, TV int8, I int64, F float32
+    {1, 1, 1, 1, 1, 7, 1, 16, 1, 1, 1, 1, 1, 1, 16, 1, 1, 1, 1},  // T float32, TK bfloat16, TV float32, I int64, F float32
+    {1, 1, 1, 1, 1, 7, 1, 16, 10, 1, 1, 1, 1, 1, 16, 10, 1, 1, 1},  // T float32, TK bfloat16, TV float16, I int64, F float32
+    {1, 1, 1, 1, 1, 7, 1, 16, 16, 1, 1, 1, 1, 1, 16, 16, 1, 1, 1},  // T float32, TK bfloat16, TV bfloat16, I int64, F float32
+    {1, 1, 1, 1, 1, 7, 1, 16, 3, 1, 1, 1, 1, 1, 16, 3, 1, 1, 1},  // T float32, TK bfloat16, TV int8, I int64, F float32
     {1, 1, 1, 1, 1, 7, 1, 3, 1, 1, 1, 1, 1, 1, 3, 1, 1, 1, 1},  // T float32, TK int8, TV float32, I int64, F float32
+    {1, 1, 1, 1, 1, 7, 1, 3, 10, 1, 1, 1, 1, 1, 3, 10, 1, 1, 1},  // T float32, TK int8, TV float16, I int64, F float32
+    {1, 1, 1, 1, 1, 7, 1, 3, 16, 1, 1, 1, 1, 1, 3, 16, 1, 1, 1},  // T float32, TK int8, TV bfloat16, I int64, F float32
     {1, 1, 1, 1, 1, 7, 1, 3, 3, 1, 1, 1, 1, 1, 3, 3, 1, 1, 1},  // T float32, TK int8, TV int8, I int64, F float32
     {10, 10, 10, 10, 10, 7, 10, 10, 10, 1, 1, 1, 1, 10, 10, 10, 10, 10, 10},  // T float16, TK float16, TV float16, I int64, F float32
     {10, 10, 10, 10, 10, 7, 10, 10, 3, 1, 1, 1, 1, 10, 10, 3, 10, 10, 10},  // T float16, TK float16, TV int8, I int64, F float32

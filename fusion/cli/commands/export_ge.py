@@ -105,7 +105,7 @@ def _air(args: argparse.Namespace, loaded: Loaded) -> None:
         soc=args.soc,
         cache=args.cache,
         text=args.text,
-        input_shapes=dict(args.input_shape) or None,
+        input_shapes=_shapes(args.input_shape),
         weights=args.weights,
         nz_weights=args.nz_weights,
         attention=args.attention,
@@ -123,6 +123,18 @@ def _air(args: argparse.Namespace, loaded: Loaded) -> None:
             print(f"written: {path}")
     if result.atc is not None:
         _print_call(result.atc)
+
+
+def _shapes(given: Sequence[tuple[str, list[int]]]) -> dict[str, list[int]] | None:
+    """All ``--input-shape`` together. Raises BadUsage for an input that is given two shapes."""
+    from ir_ops.errors import BadUsage
+
+    found: dict[str, list[int]] = {}
+    for name, dims in given:
+        if found.setdefault(name, dims) != dims:
+            both = f"{found[name]} and {dims}"
+            raise BadUsage("an input is given two shapes", where=f"--input-shape {name}", found=both, wanted="one")
+    return found or None
 
 
 def _onnx(args: argparse.Namespace, loaded: Loaded) -> None:

@@ -37,6 +37,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="most tokens of a sequence (default: free when paged, else 4096)",
     )  # fmt: skip
     parser.add_argument(
+        "--kv-dtype", choices=("float16", "bfloat16"), help="converted caches keep float32 rows in this type"
+    )
+    parser.add_argument(
         "--kv-quant", choices=("int8",), help="converted caches are int8, with scales measured on --calibrate"
     )
     parser.add_argument(
@@ -78,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
         cache=args.cache,
         block_size=args.block_size,
         capacity=args.capacity,
+        kv_dtype=args.kv_dtype,
         kv_quant=args.kv_quant,
         calibrate=args.calibrate,
     )

@@ -1,4 +1,4 @@
-"""The operators of ``ai.ascend``: one that is a cache write and nothing else, and the shapes of all others."""
+"""The operators of ``ai.ascend``: those that only move elements, cache writes above all, and the shapes of others."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fusion.facts.semantics.indexing import scatter_nd
 from fusion.facts.semantics.table import (
     Attrs,
     Conflict,
@@ -62,6 +63,26 @@ def _written(mode: CacheMode, cache: Array, slots: Array, rows: Array) -> Array:
     result: Array = cache.copy()
     result.reshape(-1)[place[slots >= 0]] = rows[slots >= 0]
     return result
+
+
+@movement("ScatterUpdate", (0, 2), DOMAIN)
+def scatter_update(attrs: Attrs, var: Array, index: Array, updates: Array) -> Array:
+    result: Array = scatter_nd_update(attrs, var, index[..., None], updates)
+    return result
+
+
+@movement("ScatterNdUpdate", (0, 2), DOMAIN)
+def scatter_nd_update(attrs: Attrs, var: Array, index: Array, updates: Array) -> Array:
+    """ONNX's ScatterND without indices that count from the end."""
+    if index.size and index.min() < 0:
+        raise OutOfRange(f"{index.min()}")
+    result: Array = scatter_nd({}, var, index, updates)
+    return result
+
+
+@movement("TensorMove", (0,), DOMAIN)
+def tensor_move(attrs: Attrs, x: Array) -> Array:
+    return x
 
 
 def _shapes(operator: Operator) -> Callable[[Attrs, Operands], list[tuple[int, ...]]]:

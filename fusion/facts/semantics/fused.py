@@ -88,14 +88,14 @@ def _per_token(table: Array, positions: Array | None) -> Array:
 
 def _rotary_shape(attrs: Attrs, operands: Operands) -> list[tuple[int, ...]]:
     """x's shape; the cos and sin rows have to be its tokens."""
-    x, *tables = operands[:3]
+    x = operands[0]
     assert x is not None
-    tokens = (x.shape[0], x.shape[1] if x.ndim == 3 else x.shape[2])
-    for table in tables:
-        if table is not None and len(operands) < 4 and table.ndim == 3:
-            for left, right in zip(table.shape[:2], tokens, strict=True):
-                if left != right:
-                    raise Conflict(left, right)
+    for table in operands[1:3] if len(operands) < 4 else ():
+        assert table is not None
+        wanted = (x.shape[0], x.shape[1 if x.ndim == 3 else 2])
+        for left, right in zip(table.shape, wanted, strict=False) if table.ndim == 3 else ():
+            if left != right:
+                raise Conflict(left, right)
     return [x.shape]
 
 

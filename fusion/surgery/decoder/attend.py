@@ -52,7 +52,7 @@ def attend(
     else:
         absorbed, rope = query_parts(emit, view, trial.probe, query, latent, kind)
         first, kv_heads = [absorbed, read[0], read[0]], 1
-        named |= {"query_rope": rope, "key_rope": read[1]}
+        named |= {"query_rope": cached[1].ordered(emit, rope), "key_rope": read[1]}
     attrs: dict[str, int | float | str] = {
         "num_heads": attention.heads,
         "num_key_value_heads": kv_heads,

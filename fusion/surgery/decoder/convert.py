@@ -20,6 +20,7 @@ from fusion.facts.latent import Latent, read_latent
 from fusion.facts.semantics import Conflict
 from fusion.facts.spine import find_spines
 from fusion.facts.terms import Unreadable
+from fusion.facts.turned import Turned, read_turned
 from fusion.facts.types import fill_types
 from fusion.result import Site
 from fusion.surgery.decoder.attend import attend
@@ -72,6 +73,7 @@ def convert(
     *,
     block_size: int = 0,
     capacity: int = 0,
+    kv_dtype: str | None = None,
     calibrate: Arrays | None = None,
     folder: Path | None = None,
 ) -> Conversion:
@@ -82,7 +84,8 @@ def convert(
         cache: ``paged`` or ``contiguous``, which is one page a sequence; ``auto`` is paged.
         block_size: tokens of a page; default 128.
         capacity: most tokens of a sequence; default: free for paged caches, 4096 for contiguous ones.
-        calibrate: inputs of the model on which the scales of int8 caches are measured; None: caches of the rows' type.
+        kv_dtype: ``float16`` or ``bfloat16``: caches of this type for float32 rows; None: of the rows' type.
+        calibrate: inputs of the model on which the scales of int8 caches are measured; None: caches of floats.
         folder: where the model's external weights lie, for the measurement.
 
     Raises:
@@ -100,6 +103,8 @@ def convert(
     sites = _sites(view, growths, roles, first, sizes, far)
     if calibrate is not None:
         sites = _quantised(sites, measure(model, growths, calibrate, folder))
+    if kv_dtype is not None:
+        sites = [_narrowed(site, kv_dtype) for site in sites]
     logits = _logits(view, growths, sizes)
     return _Rewriting(model, view, growths, roles, sizes if far is None else [*sizes, far], sites).run(
         logits, contiguous, (capacity if contiguous else block_size) or BLOCK_SIZE, capacity
@@ -181,11 +186,23 @@ def _caches(view: GraphView, trial: Trial, attention: Attention) -> tuple[Latent
     else:
         sizes = [(1, latent.projection.weight.hidden), (1, int(latent.rope_columns.size))]
         parts = ("latent", "rope")
-    cached = [
+    first, second = [
         Cached(growth, new, heads, columns, part)
         for growth, new, (heads, columns), part in zip(growths, rows, sizes, parts, strict=True)
     ]
-    return latent, (cached[0], cached[1])
+    if latent is not None:
+        second = replace(second, halves=_keeps_pairs(view, trial, second.new))
+    return latent, (first, second)
+
+
+def _keeps_pairs(view: GraphView, trial: Trial, rows: ir.Value) -> bool:
+    """Whether rows are rotated in pairs of neighbours that stay neighbours, as DeepSeek-V2's complex numbers do.
+
+    The operators that write latent caches put such pairs into halves. Queries and keys in one other order have the
+    same products, and nobody else reads the cache: its columns may be in that order (docs/mla.md).
+    """
+    turned = read_turned(view, trial.probe, rows)
+    return isinstance(turned, Turned) and turned.mode == "interleave"
 
 
 def _quantised(sites: Sequence[_Site], measured: Mapping[str, Measured]) -> list[_Site]:
@@ -203,6 +220,20 @@ def _quantised(sites: Sequence[_Site], measured: Mapping[str, Measured]) -> list
         errors = {item.part: measured[str(item.growth.past.name)].error for item in site.cached}
         found.append(replace(site, cached=(pairs[0], pairs[1]), errors=errors))
     return found
+
+
+def _narrowed(site: _Site, dtype: str) -> _Site:
+    """The site with caches of a narrower float type.
+
+    Raises:
+        Refused: its rows are not float32.
+    """
+    for item in site.cached:
+        if item.own_dtype not in ("float32", dtype):
+            raise Refused("kv-dtype", f"float32 {item.part} rows to keep as {dtype}", item.own_dtype, "float32",
+                          "convert without --kv-dtype", item.growth.past)  # fmt: skip
+    pairs = [replace(item, kept=dtype) for item in site.cached]
+    return replace(site, cached=(pairs[0], pairs[1]))
 
 
 def _logits(view: GraphView, growths: Sequence[Growth], sizes: Sequence[Trial]) -> ir.Value:
@@ -245,7 +276,7 @@ class _Rewriting:
     def run(self, logits: ir.Value, contiguous: bool, block_size: int, capacity: int) -> Conversion:
         graph = self._model.graph
         new = self._new_inputs()
-        pages = Pages("BNSD", block_size) if contiguous else self._pages(block_size)
+        pages = self._pages(block_size, contiguous)
         ports: list[CachePort] = []
         replaced: list[tuple[ir.Value, ir.Value]] = []
         caches: dict[int, ir.Value] = {}
@@ -269,7 +300,8 @@ class _Rewriting:
             str(logits.name), "flat", block_size, capacity, tuple(ports),
         )  # fmt: skip
         self._model.metadata_props[KEY] = plan.to_json()
-        return Conversion(plan, tuple(self._done), self._notes(pages, plan))
+        form = "one page a sequence," if contiguous else "NZ pages" if pages.order == "NZ" else "pages"
+        return Conversion(plan, tuple(self._done), self._notes(form, plan))
 
     def _site(
         self, site: _Site, number: int, pages: Pages, new: NewInputs, ports: list[CachePort],
@@ -290,11 +322,7 @@ class _Rewriting:
         self._done.append(self._record(site, layer))
         for item, value in zip(cached, outs, strict=True):
             replaced.append((item.growth.present, value))
-            dims = pages.shape(item.heads, item.columns, item.dtype)
-            name = str(item.growth.past.name)
-            ports.append(
-                CachePort(name, str(value.name), layer, item.part, pages.order, item.heads, item.columns, dims)
-            )
+            ports.append(item.port(str(value.name), layer, pages))
         return {id(item.growth.past): value for item, value in zip(cached, ins, strict=True)}
 
     def _record(self, site: _Site, layer: int) -> Site:
@@ -314,8 +342,15 @@ class _Rewriting:
             ),
         )
 
-    def _pages(self, block_size: int) -> Pages:
-        """NZ where every cache divides into its blocks, else plain pages."""
+    def _pages(self, block_size: int, contiguous: bool) -> Pages:
+        """NZ where every cache divides into its blocks, else plain pages.
+
+        Contiguous caches are one page a sequence, head by head; of one head, which is the same memory, token by token:
+        the order that MlaPrologV3 writes.
+        """
+        if contiguous:
+            single = all(item.heads == 1 for site in self._sites for item in site.cached)
+            return Pages("BSND" if single else "BNSD", block_size)
         divides = all(item.columns % nz_block(item.dtype) == 0 for site in self._sites for item in site.cached)
         return Pages("NZ" if divides else "BSND", block_size)
 
@@ -375,11 +410,12 @@ class _Rewriting:
         RemoveUnusedNodesPass()(self._model)
         graph.sort()
 
-    def _notes(self, pages: Pages, plan: DecodePlan) -> tuple[str, ...]:
-        form = {"NZ": "NZ pages", "BSND": "pages", "BNSD": "one page a sequence,"}[pages.order]
+    def _notes(self, form: str, plan: DecodePlan) -> tuple[str, ...]:
         removed = [str(value.name) for value in (self._roles.padding,) if value is not None]
-        notes = [f"{len(plan.caches)} growing caches are written in place now, in {form} of {pages.block_size} tokens"]
+        notes = [f"{len(plan.caches)} growing caches are written in place now, in {form} of {plan.block_size} tokens"]
         latent = [site for site in self._sites if site.latent is not None]
+        narrow = {item.kept for site in self._sites for item in site.cached if item.kept}
+        notes += [f"caches keep {kind} of float32 rows; all arithmetic stays float32" for kind in narrow]
         if latent:
             kept = "" if latent[0].attention.latent is not None else "; past rows of the original have no latents"
             notes.append(f"{len(latent)} layers cache latents, with their projection folded into the queries{kept}")

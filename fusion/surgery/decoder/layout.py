@@ -10,7 +10,8 @@ import onnx_ir as ir
 from fusion.emit import Emitter
 from fusion.facts.graph import dtype_name
 from fusion.facts.growth import Growth
-from ir_ops.dtypes import Array
+from ir_ops.decode_plan import CachePort
+from ir_ops.dtypes import Array, by_name
 from ir_ops.layout import nz_block
 from ir_ops.ops import DOMAIN
 
@@ -65,7 +66,10 @@ class Cached:
         growth: the growing cache that it stands for; its names stay.
         new: rows of the new tokens, ``[B, N, S, D]``; of one head in any form with these elements in this order.
         part: what it holds, as in :class:`ir_ops.decode_plan.CachePort`.
-        scale: ``[N, D]``, of int8 caches; None for caches of the rows' own type.
+        scale: ``[N, D]``, of int8 caches; None for caches of floats.
+        kept: the float type of the cache where it is narrower than the rows; empty: theirs.
+        halves: pairs of neighbouring columns are cached as a low and a high half, as in
+            :class:`ir_ops.decode_plan.CachePort`. Only of one head.
     """
 
     growth: Growth
@@ -74,6 +78,8 @@ class Cached:
     columns: int
     part: str
     scale: Array | None = None
+    kept: str = ""
+    halves: bool = False
 
     @property
     def own_dtype(self) -> str:
@@ -83,7 +89,21 @@ class Cached:
     @property
     def dtype(self) -> str:
         """Of the cache."""
-        return self.own_dtype if self.scale is None else "int8"
+        return "int8" if self.scale is not None else self.kept or self.own_dtype
+
+    def ordered(self, emit: Emitter, rows: ir.Value) -> ir.Value:
+        """Rows ``[.., D]`` with their columns as they are cached."""
+        if not self.halves:
+            return rows
+        column = np.arange(self.columns)
+        order = np.concatenate([column[0::2], column[1::2]])
+        return emit.pick_columns(rows, order, self.columns, f"{self.part}_halves")
+
+    def port(self, output: str, layer: int, pages: Pages) -> CachePort:
+        """The cache for the decode plan, after the write under the name ``output``."""
+        dims = pages.shape(self.heads, self.columns, self.dtype)
+        name = str(self.growth.past.name)
+        return CachePort(name, output, layer, self.part, pages.order, self.heads, self.columns, dims, self.halves)
 
     def scale_constant(self, emit: Emitter) -> ir.Value:
         """The scale by head and column, for who reads the cache."""
@@ -95,11 +115,12 @@ def rows_of(emit: Emitter, cached: Cached) -> ir.Value:
     """The new rows as ``[B * S, N, D]``, in the cache's type."""
     new, part = emit.cast(cached.new, cached.own_dtype, cached.part), cached.part
     heads, columns = cached.heads, cached.columns
-    if heads == 1:
-        return emit.reshape(new, [-1, 1, columns], part + "_rows")
-    turned = emit.node("Transpose", [new], part + "_by_token", {"perm": [0, 2, 1, 3]})
-    rows = emit.reshape(turned, [-1, heads, columns], part + "_rows")
-    return rows if cached.scale is None else _quantised(emit, rows, cached)
+    if heads > 1:
+        new = emit.node("Transpose", [new], part + "_by_token", {"perm": [0, 2, 1, 3]})
+    rows = cached.ordered(emit, emit.reshape(new, [-1, heads, columns], part + "_rows"))
+    if cached.scale is not None:
+        return _quantised(emit, rows, cached)
+    return rows if cached.dtype == cached.own_dtype else emit.cast(rows, cached.dtype, part + "_kept")
 
 
 def _quantised(emit: Emitter, rows: ir.Value, cached: Cached) -> ir.Value:
@@ -117,8 +138,9 @@ def cache_input(cached: Cached, pages: Pages) -> ir.Value:
     """The cache in place of a growing one, under its name."""
     dims = pages.shape(cached.heads, cached.columns, cached.dtype)
     shape = ir.Shape(["pages" if dim < 0 else dim for dim in dims])
-    kind = cached.growth.past.type if cached.scale is None else ir.TensorType(ir.DataType.INT8)
-    return ir.Value(name=cached.growth.past.name, shape=shape, type=kind)
+    number = by_name(cached.dtype).onnx
+    assert number is not None
+    return ir.Value(name=cached.growth.past.name, shape=shape, type=ir.TensorType(ir.DataType(number)))
 
 
 def write(

@@ -78,6 +78,8 @@ class _Attention:
         width = (q.shape or (-1,))[-1]
         if width < 0 and n.attr("scale") is None:
             raise Unsupported("Attention with a head size that is not known", "the attribute scale")
+        if min((x.shape or (-1, -1))[1] for x in (q, k, v)) < 1:
+            raise Unsupported("Attention with a number of heads that is not known", "a static number of heads")
         return cls(q, k, v, float(n.attr("scale") or 1.0 / math.sqrt(width)), past)
 
     @property
@@ -206,6 +208,11 @@ _FUSED = "FusedInferAttentionScore"
 _TRIANGLE = 2048
 _LEFT_UP_CAUSAL = 2
 _EXACT_WITH_EMPTY_ROWS = 2
+
+
+def attend(n: NodeCall) -> Tensor | None:
+    """The attention operator for inputs with heads first, None where it is not certain to compute the same."""
+    return fused(n, _Attention.of(n))
 
 
 def fused(n: NodeCall, call: _Attention) -> Tensor | None:

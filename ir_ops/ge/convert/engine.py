@@ -18,8 +18,10 @@ from ir_ops.ge.convert.caches import in_place_inputs
 from ir_ops.ge.convert.call import NodeCall
 from ir_ops.ge.convert.fold import fold, folded_dtype, nonneg_outputs
 from ir_ops.ge.convert.load import attributes, opset, plain_domain
+from ir_ops.ge.convert.node_check import check_node
 from ir_ops.ge.convert.operand import Operand, settle
 from ir_ops.ge.convert.registry import Converter, find_converter
+from ir_ops.ge.convert.spelled import spelled_attention
 from ir_ops.ge.convert.unsupported import Unsupported
 from ir_ops.ge.convert.weights import WeightPlan, content
 from ir_ops.ge.infer.call import Known
@@ -81,7 +83,19 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------------ leaves
 
+    def _input_names(self) -> dict[str, str]:
+        """ONNX name -> GE name of the graph inputs: names that GE takes stay, the others change around them."""
+        names = [value.name or "" for value in self.model.graph.inputs]
+        found = {name: name for name in names if self.builder.free_name(name) == name}
+        taken = set(found)
+        for name in names:
+            if name not in found:
+                found[name] = self.builder.free_name(name, taken)
+                taken.add(found[name])
+        return found
+
     def _add_inputs(self, refs: set[ir.Value | None]) -> None:
+        names = self._input_names()
         for value in self.model.graph.inputs:
             name = value.name or ""
             if name in self.model.graph.initializers:
@@ -94,7 +108,7 @@ class Engine:
                 self._add_empty_input(value, dtype, dims)
                 continue
             add = self.builder.ref_data if value in refs else self.builder.data
-            tensor = add(self.builder.free_name(name), dtype, dims)
+            tensor = add(names[name], dtype, dims)
             self.source_names[tensor.edge.node] = name
             self._values[value] = Operand(name, tensor.type, made=tensor)
 
@@ -132,6 +146,8 @@ class Engine:
                 self._branch(node)
                 return
             converter = find_converter(domain, node.op_type, version)
+            if not domain:
+                check_node(node, version)
             inputs = [None if value is None else self._values[value] for value in node.inputs]
             if any(value is not None and operand is None for value, operand in zip(node.inputs, inputs, strict=True)):
                 raise _Poisoned
@@ -146,6 +162,9 @@ class Engine:
             raise
         except KvfuseError as error:
             self._fail(label, name, error.what + (f" (found {error.found})" if error.found else ""), error.wanted)
+        except (TypeError, ValueError, IndexError, OverflowError, ZeroDivisionError) as error:
+            # operands and attributes that contradict each other in ways that nobody foresaw: still a line of the list
+            self._fail(label, name, f"its operands do not fit: {str(error).splitlines()[0]}", "a valid node")
         for value in node.outputs:
             self._values[value] = None
 
@@ -207,7 +226,7 @@ class Engine:
             self.attention,
             self._store,
         )
-        made = converter.run(call)
+        made = spelled_attention(call, node, self._values) or converter.run(call)
         tensors = [made] if isinstance(made, Tensor) else made.flat() if isinstance(made, Outputs) else list(made)
         signs = nonneg_outputs(node.op_type, inputs, attrs, count) if not domain else [False] * count
         for i, value in enumerate(node.outputs):

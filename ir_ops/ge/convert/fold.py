@@ -43,7 +43,8 @@ def fold(
     if rule is None:
         return nothing
     try:
-        found = rule(inputs, attrs, version)
+        with np.errstate(all="ignore"):
+            found = rule(inputs, attrs, version)
     except (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError, OverflowError):
         # contents that do not fit the operator: the conversion itself reports what is wrong
         return nothing
@@ -161,7 +162,8 @@ def _slice(inputs: Sequence[Operand | None], attrs: Attrs, version: int) -> Know
     steps = _ints(inputs, 4) if _has(inputs, 4) else [1] * len(starts)
     cut = [slice(None)] * x.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        cut[axis] = slice(start, end, step)
+        # with a negative step numpy takes nothing where ONNX takes the first element
+        cut[axis] = slice(max(start, -x.shape[axis]), end, step)
     return x[tuple(cut)]
 
 
@@ -195,7 +197,7 @@ def _constant_of_shape(inputs: Sequence[Operand | None], attrs: Attrs, version: 
 @folds("Range")
 def _range(inputs: Sequence[Operand | None], attrs: Attrs, version: int) -> Known | None:
     start, limit, delta = (_known(inputs, i).reshape(-1)[0] for i in range(3))
-    if None in (start, limit, delta) or abs((limit - start) / delta) > KNOWN_LIMIT:
+    if None in (start, limit, delta) or not delta or abs((limit - start) / delta) > KNOWN_LIMIT:
         return None
     return np.arange(start, limit, delta, dtype=_known(inputs, 0).dtype)
 
@@ -279,12 +281,13 @@ for _name in _UNARY:
 @folds("Where")
 def _where(inputs: Sequence[Operand | None], attrs: Attrs, version: int) -> Known:
     condition = _known(inputs, 0)
-    if condition.dtype != object:
+    shapes = [operand.shape for operand in inputs if operand is not None and operand.shape is not None]
+    if condition.dtype != object and len(shapes) == 3 and all(dim >= 0 for shape in shapes for dim in shape):
         # one side may be unknown where the condition never picks it
         if condition.all():
-            return np.broadcast_to(_known(inputs, 1), np.broadcast_shapes(condition.shape, _known(inputs, 1).shape))
+            return np.broadcast_to(_known(inputs, 1), np.broadcast_shapes(*shapes))
         if not condition.any():
-            return np.broadcast_to(_known(inputs, 2), np.broadcast_shapes(condition.shape, _known(inputs, 2).shape))
+            return np.broadcast_to(_known(inputs, 2), np.broadcast_shapes(*shapes))
     pick = np.frompyfunc(lambda c, a, b: None if c is None else a if c else b, 3, 1)
     return np.asarray(pick(condition, _known(inputs, 1), _known(inputs, 2)), dtype=object)
 
@@ -297,13 +300,16 @@ def _cast(inputs: Sequence[Operand | None], attrs: Attrs, version: int) -> Known
         return None
     if known.dtype != object:
         return known.astype(target.np)
-    return None if target.is_float else known
+    if target.is_float:
+        return None
+    # what is known of dims fits every integer type that exporters cast them to
+    return known if target.name in ("int64", "int32") else None
 
 
 @folds("ReduceProd")
 def _reduce_prod(inputs: Sequence[Operand | None], attrs: Attrs, version: int) -> Known | None:
-    x = _known(inputs, 0)
-    if x.ndim != 1 or x.dtype == object:
+    x, axes = _known(inputs, 0), _axes(inputs, 1, attrs)
+    if x.ndim != 1 or x.dtype == object or (not axes and attrs.get("noop_with_empty_axes", 0)):
         return None
     result = np.prod(x, dtype=x.dtype)
     return np.asarray([result] if attrs.get("keepdims", 1) else result)

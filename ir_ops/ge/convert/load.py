@@ -65,14 +65,21 @@ def _model(source: Source) -> ir.Model:
         try:
             return ir.from_proto(source)
         except ir.serde.SerdeError as error:
-            raise BadModel("not a valid ONNX model", where=source.graph.name, found=str(error)) from None
+            raise BadModel("not a valid ONNX model", where=source.graph.name, found=_reason(error)) from None
     path = Path(source)
     if not path.is_file():
         raise BadModel("no such file", where=str(source))
     try:
         return ir.load(path)
     except (DecodeError, ir.serde.SerdeError, ValueError, TypeError, AttributeError, KeyError) as error:
-        raise BadModel("not an ONNX model", where=str(source), found=str(error) or type(error).__name__) from None
+        raise BadModel("not an ONNX model", where=str(source), found=_reason(error)) from None
+
+
+def _reason(error: BaseException) -> str:
+    """What an error began with, in a line: the reader wraps it once for every level of the file."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def opset(model: ir.Model, domain: str) -> int:

@@ -20,7 +20,12 @@ def product(n: NodeCall, a: Tensor, b: Tensor, part: str = "", **flags: bool) ->
     return n.emit("BatchMatMulV2", {"x1": a, "x2": b}, {"adj_x1": left, "adj_x2": right}, part)
 
 
-@converts("MatMul", dtypes="float32, float16, bfloat16", ge="MatMulV2, BatchMatMulV2", note="vectors are unsqueezed")
+@converts(
+    "MatMul",
+    dtypes="float32, float16, bfloat16",
+    ge="MatMulV2, BatchMatMulV2; FusedInferAttentionScore",
+    note="vectors are unsqueezed; the second product of an attention is GE's operator where that is provably the same",
+)
 def matmul(n: NodeCall) -> Result:
     n.require("float32", "float16", "bfloat16", "int32")
     ranks = (n.rank(0), n.rank(1))

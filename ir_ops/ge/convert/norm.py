@@ -62,6 +62,13 @@ def skip_rms_norm(n: NodeCall) -> Result:
     return [out.y, None, None, out.x][: len(n.used)]
 
 
+def _zeros(n: NodeCall, like: int) -> Tensor:
+    """Zeros in the shape of an input."""
+    if -1 in n.shape(like):
+        return n.emit("ZerosLike", {"x": n.x(like)}, part="zeros")
+    return n.builder.const(np.zeros(n.shape(like), n.dtype(like).np))
+
+
 @converts("LayerNormalization", dtypes="float32, float16, bfloat16", ge="LayerNorm", since=17,
           note="the third GE output is the variance, ONNX's the inverse deviation: not delivered")  # fmt: skip
 def layer_norm(n: NodeCall) -> Result:
@@ -69,8 +76,7 @@ def layer_norm(n: NodeCall) -> Result:
     if any(n.used[1:]):
         raise Unsupported("mean or inv_std_dev of LayerNormalization", "only the first output")
     axis = n.axis(int(n.attr("axis", -1)), n.rank(0))
-    shape = n.shape(1)
-    beta = n.x(2) if n.has(2) else n.builder.const(np.zeros(shape, n.dtype(0).np))
+    beta = n.x(2) if n.has(2) else _zeros(n, 1)
     attrs = {"begin_norm_axis": axis, "begin_params_axis": axis, "epsilon": float(n.attr("epsilon", 1e-5))}
     return n.emit_all("LayerNorm", {"x": n.x(0), "gamma": n.x(1), "beta": beta}, attrs).flat()[0]
 

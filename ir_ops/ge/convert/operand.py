@@ -28,7 +28,10 @@ def settle(known: Known, dtype: DType) -> Known:
     """``known`` as an array of ``dtype`` when no element is missing, else unchanged."""
     if known.dtype != object or dtype.np is None or any(item is None for item in known.reshape(-1)):
         return known
-    return np.asarray(known.tolist(), dtype=dtype.np).reshape(known.shape)
+    try:
+        return np.asarray(known.tolist(), dtype=dtype.np).reshape(known.shape)
+    except OverflowError:  # a number beyond the type: the operator itself says what becomes of it
+        return known
 
 
 @dataclass(eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ir_ops.dtypes import Array, DType, by_name
+from ir_ops.dtypes import Array, DType, by_name, by_onnx
 from ir_ops.ge.convert.call import FLOATS, NodeCall
 from ir_ops.ge.convert.matmul import product
 from ir_ops.ge.convert.registry import MICROSOFT, Result, converts
@@ -29,24 +29,51 @@ def _refuse_blocks(n: NodeCall) -> None:
 @converts(
     "QuantizeLinear",
     since=10,
-    dtypes="float32, float16, bfloat16 -> int8",
-    ge="AscendQuantV2",
+    dtypes="float32, float16, bfloat16 -> int8, uint8",
+    ge="AscendQuantV2; RealDiv, Round, Add, ClipByValue, Cast",
     note="GE multiplies: constant scales become reciprocals in x's type, which can move a tie; GE adds the zero point "
-    "before rounding, ONNX after: equal except at ties with an odd zero point",
+    "before rounding, ONNX after: equal except at ties with an odd zero point. To uint8, and along an axis that is not "
+    "the last, it is spelled out in float32",
 )
 def quantize(n: NodeCall) -> Result:
     n.require(*FLOATS)
     _refuse_blocks(n)
-    target = n.dtype(2).name if n.has(2) else "uint8"
-    if target != "int8":
-        raise Unsupported(f"QuantizeLinear to {target}", "int8")
+    target = n.dtype(2).name if n.has(2) else _declared_target(n)
+    if target not in _BYTES:
+        raise Unsupported(f"QuantizeLinear to {target}", "int8 or uint8")
     axis = n.axis(int(n.attr("axis", 1)), n.rank(0)) if n.rank(1) == 1 and n.arg(1).type.numel != 1 else n.rank(0) - 1
-    if axis != n.rank(0) - 1:
-        raise Unsupported("QuantizeLinear along an axis that is not the last", "a Transpose")
+    if axis != n.rank(0) - 1 or target != "int8":
+        return _quantized(n, max(axis, 0), target)
     scale, mark = _reciprocal(n)
     offset = _offset(n)
     attrs = {"dst_type": 2, "axis": -1, "round_mode": "round", **mark}
     return n.emit("AscendQuantV2", {"x": n.x(0), "scale": scale, "offset": offset}, attrs)
+
+
+_BYTES = {"int8": (-128.0, 127.0), "uint8": (0.0, 255.0)}
+
+
+def _quantized(n: NodeCall, axis: int, target: str) -> Tensor:
+    """``saturate(round(x / scale) + zero_point)`` as the standard spells it."""
+    rank = n.rank(0)
+    scale = _along(n, n.cast(n.x(1), "float32", "scale"), axis, rank, "scale_axis")
+    steps = n.emit("RealDiv", {"x1": n.cast(n.x(0), "float32", "wide"), "x2": scale}, part="steps")
+    y = n.emit("Round", {"x": steps}, part="rounded")
+    if n.has(2):
+        zero = _along(n, n.cast(n.x(2), "float32", "zero_point"), axis, rank, "zero_point_axis")
+        y = n.emit("Add", {"x1": y, "x2": zero}, part="shifted")
+    low, high = (n.scalar(bound, "float32") for bound in _BYTES[target])
+    y = n.emit("ClipByValue", {"x": y, "clip_value_min": low, "clip_value_max": high}, part="clipped")
+    return n.emit("Cast", {"x": y}, {"dst_type": by_name(target)})
+
+
+def _declared_target(n: NodeCall) -> str:
+    """The type that the attribute names (from opset 21), by default uint8."""
+    number = int(n.attr("output_dtype", 0))
+    try:
+        return by_onnx(number).name if number else "uint8"
+    except KeyError:
+        return f"element type {number}"
 
 
 def _vector_of(array: Array, dtype: DType) -> Array:
@@ -71,10 +98,9 @@ def _offset(n: NodeCall) -> Tensor | None:
         if not values.any():
             return None
         # an offset has the shape of the scale
-        count = n.arg(1).type.numel or 1
-        return n.builder.const(
-            np.broadcast_to(_vector_of(values, n.dtype(0)), (count,)).copy(), name=f"{n.name}/offset"
-        )
+        vector = _vector_of(values, n.dtype(0))
+        count = max(n.arg(1).type.numel or 1, vector.size)
+        return n.builder.const(np.broadcast_to(vector, (count,)).copy(), name=f"{n.name}/offset")
     flat = n.emit("Reshape", {"x": n.x(2), "shape": n.vector([-1])}, part="offset_vector")
     return n.cast(flat, n.dtype(0), "offset")
 
@@ -98,8 +124,9 @@ def dequantize(n: NodeCall) -> Result:
 @converts(
     "DynamicQuantizeLinear",
     dtypes="float32 -> uint8",
-    ge="ReduceMax, ReduceMin, Sub, RealDiv, Round, ClipByValue, Cast",
-    note="spelled out: GE's DynamicQuant is symmetric int8 for each row, another function",
+    ge="ReduceMax, ReduceMin, Sub, RealDiv, Equal, SelectV2, Round, ClipByValue, Cast",
+    note="spelled out: GE's DynamicQuant is symmetric int8 for each row, another function; "
+    "of zeros alone the scale is 1, as in ONNX Runtime",
 )
 def dynamic_quantize(n: NodeCall) -> Result:
     n.require("float32")
@@ -111,7 +138,10 @@ def dynamic_quantize(n: NodeCall) -> Result:
 
     high, low = extreme("Max", "Maximum"), extreme("Min", "Minimum")
     reach = n.emit("Sub", {"x1": high, "x2": low}, part="range")
-    scale = n.emit("RealDiv", {"x1": reach, "x2": n.scalar(255.0, "float32")}, part="scale")
+    step = n.emit("RealDiv", {"x1": reach, "x2": n.scalar(255.0, "float32")}, part="step")
+    # nothing but zeros: any scale is right, and 0 would divide
+    flat = n.emit("Equal", {"x1": reach, "x2": zero}, part="is_flat")
+    scale = n.emit("SelectV2", {"condition": flat, "then": n.scalar(1.0, "float32"), "else": step}, part="scale")
     start = n.emit(
         "RealDiv", {"x1": n.emit("Sub", {"x1": zero, "x2": low}, part="minus_min"), "x2": scale}, part="start"
     )

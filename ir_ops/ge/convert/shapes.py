@@ -17,6 +17,13 @@ _INT64_MAX = 2**63 - 1
 
 @converts("Constant", dtypes="any", ge="Const", note="0-d and n-d tensors, numbers and lists of numbers")
 def constant(n: NodeCall) -> Result:
+    """One that is a graph output: all others have become initializers."""
+    if "value" in n.attrs:
+        return n.weight(n.attr("value").numpy(), "value")
+    for name, dtype in (("value_float", np.float32), ("value_floats", np.float32), ("value_int", np.int64),
+                        ("value_ints", np.int64)):  # fmt: skip
+        if name in n.attrs:
+            return n.builder.const(np.asarray(n.attr(name), dtype), name=n.name)
     raise Unsupported("a Constant without a tensor (strings, sparse tensors)", "a dense tensor")
 
 
@@ -145,6 +152,8 @@ def split(n: NodeCall) -> Result:
                 n.note(f"{n.name}: an unknown dim is split into {count} equal parts; ONNX allows a smaller last one")
             return n.emit_all("Split", {"split_dim": place, "x": n.x(0)}, {"num_split": count})
         part = -(-whole // count)
+        if part * (count - 1) > whole:
+            raise Unsupported(f"a dim of {whole} in {count} parts of {part}", "sizes")
         sizes = [part] * (count - 1) + [whole - part * (count - 1)]
     inputs = {"x": n.x(0), "size_splits": n.vector([int(item) for item in sizes]), "split_dim": place}
     return n.emit_all("SplitV", inputs, {"num_split": count})
@@ -164,8 +173,21 @@ def slice_(n: NodeCall) -> Result:
     if any(step < 0 for step in steps):
         n.note(f"{n.name}: a negative step runs on the aicpu path of StridedSliceV2 only")
     places = [n.axis(axis, n.rank(0)) for axis in axes]
-    inputs = {"x": n.x(0), "begin": _bounds(n, 1, places), "end": _bounds(n, 2, places)}
+    begin = _bounds(n, 1, places) if min(steps, default=1) > 0 else _first_bounds(n, places)
+    inputs = {"x": n.x(0), "begin": begin, "end": _bounds(n, 2, places)}
     return n.emit("StridedSliceV2", {**inputs, "axes": n.vector(places), "strides": n.vector(steps)})
+
+
+def _first_bounds(n: NodeCall, places: list[int]) -> Any:
+    """Where a slice with negative steps begins: in front of the first element is the first in ONNX, nothing in GE."""
+    dims, values = [n.shape(0)[place] for place in places], n.arg(1).constant()
+    if values is not None and all(dim >= 0 or bound >= -1 for dim, bound in zip(dims, values.reshape(-1), strict=True)):
+        return n.vector([max(int(bound), -dim) if dim >= 0 else int(bound)
+                         for dim, bound in zip(dims, values.reshape(-1), strict=True)])  # fmt: skip
+    whole = n.emit("Shape", {"x": n.x(0)}, {"dtype": 9}, part="input_shape")
+    picked = {"x": whole, "indices": n.vector(places), "axis": n.scalar(0, "int64")}
+    lowest = n.emit("Neg", {"x": n.emit("GatherV2", picked, part="sliced_dims")}, part="lowest")
+    return n.emit("Maximum", {"x1": _bounds(n, 1, places), "x2": lowest}, part="begin")
 
 
 def _bounds(n: NodeCall, index: int, places: list[int]) -> Any:

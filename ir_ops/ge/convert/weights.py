@@ -34,7 +34,10 @@ INLINE_LIMIT = 2**31 - MARGIN
 FILE_LIMIT = 2**31 - 2**20
 """Size that no file written here reaches."""
 SMALL = 1024
-"""Constants up to this size stay inline always: GE reads many of them while it compiles."""
+"""Constants up to this size stay inline, but for weights that have a place in external data: GE reads many of them, and
+integers above all, while it compiles."""
+_STRUCTURE = ("int32", "int64", "bool")
+"""Element types of shapes, axes, indices and masks."""
 _ALIGNMENT = 4096
 _CHUNK = 1 << 24
 
@@ -88,7 +91,7 @@ class WeightPlan:
 
     def add(self, builder: GraphBuilder, tensor: ir.TensorProtocol, dtype: DType, shape: Shape, name: str) -> Tensor:
         """The constant node of a weight."""
-        if self.mode == "inline" or tensor.nbytes <= SMALL:
+        if self._is_inline(tensor, dtype):
             self.inline_bytes += tensor.nbytes
             return builder.const_bytes(_read(tensor, name), dtype, shape, name=name)
         if self.mode == "file-per-tensor":
@@ -108,7 +111,7 @@ class WeightPlan:
         FileConstant says nothing of formats, so a packed weight that does not go into the ``.air`` file gets a file of
         its own.
         """
-        inline = self.mode == "inline" or tensor.nbytes <= SMALL
+        inline = self._is_inline(tensor, dtype)
         stays = self.mode == "external" and isinstance(tensor, ir.ExternalTensor)
         if self.nz == "never" or (self.nz == "auto" and stays and not inline):
             return None
@@ -120,6 +123,13 @@ class WeightPlan:
             return self._own_file(builder, tensor, dtype, shape, name, FRACTAL_NZ)
         self.inline_bytes += tensor.nbytes
         return builder.const_bytes(_read(tensor, name), dtype, shape, name=name, layout=FRACTAL_NZ)
+
+    def _is_inline(self, tensor: ir.TensorProtocol, dtype: DType) -> bool:
+        """Whether a constant goes into the ``.air`` file."""
+        if self.mode == "inline" or not tensor.nbytes:
+            return True
+        refers = self.mode == "external" and isinstance(tensor, ir.ExternalTensor)
+        return tensor.nbytes <= SMALL and not (refers and dtype.name not in _STRUCTURE)
 
     # ------------------------------------------------------------------------------------------------ own files
 
@@ -184,6 +194,8 @@ class WeightPlan:
 @contextmanager
 def _replacing_folder(folder: Path) -> Iterator[Path]:
     """A folder beside ``folder`` to fill; it takes the place of ``folder`` when the block ends well."""
+    if folder.exists() and not folder.is_dir():
+        raise BadUsage("a file stands where the folder of weights should go", where=str(folder))
     part, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("part", "old"))
     try:
         part.mkdir()
@@ -245,6 +257,21 @@ def _weights(model: ir.Model) -> Iterator[ir.TensorProtocol]:
     return (value.const_value for value in model.graph.initializers.values() if value.const_value is not None)
 
 
+def _check_sizes(model: ir.Model) -> None:
+    """Refuses weights whose dims, length and place contradict each other."""
+    for tensor in _weights(model):
+        where, dims = tensor.name or "", tuple(tensor.shape.numpy())
+        if min(dims, default=0) < 0:
+            raise BadModel("a weight has a negative dim", where=where, found=str(list(dims)), wanted="0 or more")
+        if not isinstance(tensor, ir.ExternalTensor):
+            continue
+        if "\0" in os.fspath(tensor.location):
+            raise BadModel("a weight's file has no valid name", where=where, found=repr(os.fspath(tensor.location)))
+        if tensor.length is not None and tensor.length != tensor.nbytes:
+            raise BadModel("the length of a weight's external data is not its size", where=where,
+                           found=f"{tensor.length} bytes", wanted=f"{tensor.nbytes} for {list(dims)}")  # fmt: skip
+
+
 def _check_target(model: ir.Model, out: Path) -> None:
     """Refuses to write over the model's own weights."""
     files = {os.fspath(tensor.path) for tensor in _weights(model) if isinstance(tensor, ir.ExternalTensor)}
@@ -261,6 +288,7 @@ def make_plan(model: ir.Model, mode: str, out: Path | None, limit: int = INLINE_
     """The plan for a model: ``auto`` keeps weights inline as long as they fit into one file.
 
     Raises:
+        BadModel: weights whose dims and external data contradict each other.
         BadUsage: an unknown mode, weights that are only in memory and may not be written anywhere, or an output that
             would overwrite the model's own weights.
     """
@@ -268,6 +296,7 @@ def make_plan(model: ir.Model, mode: str, out: Path | None, limit: int = INLINE_
         raise BadUsage("unknown place for weights", found=mode, wanted=" | ".join(MODES))
     if nz not in NZ_MODES:
         raise BadUsage("unknown choice of NZ weights", found=nz, wanted=" | ".join(NZ_MODES))
+    _check_sizes(model)
     if mode == "auto":
         mode = "external" if sum(tensor.nbytes for tensor in _weights(model)) >= limit else "inline"
     if out is None:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
 
@@ -82,7 +83,10 @@ def execute(source: str | os.PathLike[str] | Model, inputs: Mapping[str, Array])
 def _checked(model: Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
     wanted = {entry.name: entry.type for entry in inputs_of(model)}
     # names as the ONNX model had them, before characters that GE does not take were replaced
-    inputs = {name if name in wanted else sanitise(name): array for name, array in inputs.items()}
+    renamed = {source: name for name, source in model.source_names.items()}
+    inputs = {name if name in wanted else renamed.get(name, sanitise(name)): array for name, array in inputs.items()}
+    # an input that can only be empty is a constant of the graph: GE has no such inputs
+    inputs = {name: array for name, array in inputs.items() if name in wanted or np.asarray(array).size}
     unknown, absent = sorted(set(inputs) - set(wanted)), sorted(set(wanted) - set(inputs))
     if unknown or absent:
         found = "; ".join(f"{what} {names}" for what, names in (("unknown", unknown), ("missing", absent)) if names)
@@ -117,10 +121,15 @@ class _Run:
     def go(self) -> Execution:
         # numpy's warnings about infinities and NaN are the graph's business
         with np.errstate(all="ignore"):
-            for node in self._model.root.nodes:
+            for node in _ordered(self._model):
                 self._step(node)
-        outputs = {entry.name: self._values[entry.source] for entry in outputs_of(self._model)}
+        outputs = {entry.name: self._value(entry.source) for entry in outputs_of(self._model)}
         return Execution(outputs, self._caches)
+
+    def _value(self, edge: Edge) -> Array:
+        if edge not in self._values:
+            raise BadModel("nothing computes a value", where=self._model.name, found=str(edge))
+        return self._values[edge]
 
     def _step(self, node: Node) -> None:
         if node.type in ("Data", "RefData"):
@@ -135,9 +144,12 @@ class _Run:
         function: Evaluate = evaluators()[node.type]
         try:
             made = _in_order(call, function(call))
-        except (ValueError, IndexError, TypeError) as error:
+            if len(made) != len(node.outputs):
+                raise ValueError(f"{len(made)} results for {len(node.outputs)} outputs")
+        except (ValueError, LookupError, TypeError, ArithmeticError, MemoryError, OSError) as error:
             shapes = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in call.inputs.items())
-            raise BadInput(f"cannot be computed: {error}", where=f"{node.name} ({node.type})", found=shapes) from None
+            what = f"no {error.args[0]}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+            raise BadInput(f"cannot be computed: {what}", where=f"{node.name} ({node.type})", found=shapes) from None
         for i, (port, array) in enumerate(zip(node.outputs, made, strict=True)):
             problem = _misfit(array, port.type)
             if problem:
@@ -158,9 +170,9 @@ class _Run:
                 continue
             base = slot.name.rstrip("0123456789")
             if prototype.input(slot.name) is None and base in dynamic:
-                dynamic[base].append(self._values[slot.source])
+                dynamic[base].append(self._value(slot.source))
             else:
-                single[slot.name] = self._values[slot.source]
+                single[slot.name] = self._value(slot.source)
         return EvalCall(node, prototype, single, dynamic, self._model.folder)
 
     def _follow_buffers(self, node: Node, call: EvalCall) -> None:
@@ -168,7 +180,7 @@ class _Run:
             slot = node.slot(name)
             if slot is None or slot.source not in self._buffers:
                 continue
-            edge = Edge(node.name, [port.name for port in node.outputs].index(output))
+            edge = Edge(node.name, [port.name for port in call.prototype.outputs].index(output))
             self._buffers[edge] = self._buffers[slot.source]
             self._caches[self._buffers[edge]] = self._values[edge]
 
@@ -179,6 +191,28 @@ class _Run:
             self._readers[slot.source] -= 1
             if self._readers[slot.source] == 0:
                 del self._values[slot.source]
+
+
+def _ordered(model: Model) -> list[Node]:
+    """The nodes of the root graph, each behind those it reads: GE takes them in any order.
+
+    Raises:
+        BadModel: the graph has a cycle, or two nodes of one name.
+    """
+    nodes = {node.name: node for node in model.root.nodes}
+    if len(nodes) != len(model.root.nodes):
+        raise BadModel("two nodes have one name", where=model.name, hint="kvfuse ge validate says which")
+    waits = {
+        name: {slot.source.node for slot in node.inputs if slot.source is not None} | (set(node.controls) & set(nodes))
+        for name, node in nodes.items()
+    }
+    places = {name: place for place, name in enumerate(nodes)}
+    if all(places[source] < places[name] for name, sources in waits.items() for source in sources):
+        return model.root.nodes  # as files are written: constants stand in front of their readers, not all at once
+    try:
+        return [nodes[name] for name in TopologicalSorter(waits).static_order()]
+    except CycleError as error:
+        raise BadModel("the graph has a cycle", where=model.name, found=" <- ".join(error.args[1][:5])) from None
 
 
 def _in_order(call: EvalCall, result: Result) -> list[Array]:

@@ -27,8 +27,12 @@ def gather(call: EvalCall) -> Array:
 
 @evaluates("GatherElements")
 def gather_elements(call: EvalCall) -> Array:
-    x, axis = call.x("x"), int(call.attr("dim"))
-    return np.take_along_axis(x, _checked(call, call.x("index"), x.shape[axis], False), axis=axis)
+    """The index may be smaller than x: what lies behind it along the other axes is left out."""
+    x, index = call.x("x"), call.x("index")
+    axis = int(call.attr("dim")) % max(x.ndim, 1)
+    places = _checked(call, index, x.shape[axis], False)
+    part = tuple(slice(None) if i == axis else slice(size) for i, size in enumerate(index.shape))
+    return np.take_along_axis(x[part], places, axis=axis)
 
 
 def _tuples(call: EvalCall, indices: Array, shape: tuple[int, ...], negative: bool) -> tuple[Array, ...]:
@@ -50,24 +54,10 @@ def tensor_scatter_update(call: EvalCall) -> Array:
     return y
 
 
-@evaluates("ScatterNdUpdate")
-def scatter_nd_update(call: EvalCall) -> Array:
-    var = np.array(call.x("var"))
-    var[_tuples(call, call.x("indices"), var.shape, False)] = call.x("updates")
-    return var
-
-
 @evaluates("ScatterNdAdd")
 def scatter_nd_add(call: EvalCall) -> Array:
     var = np.array(call.x("var"))
     np.add.at(var, _tuples(call, call.x("indices"), var.shape, False), call.x("updates"))
-    return var
-
-
-@evaluates("ScatterUpdate")
-def scatter_update(call: EvalCall) -> Array:
-    var = np.array(call.x("var"))
-    var[_checked(call, call.x("indices"), var.shape[0], False)] = call.x("updates")
     return var
 
 
@@ -79,7 +69,10 @@ def scatter(call: EvalCall) -> Array:
     var, updates = np.array(call.x("var")), call.x("updates")
     axis = int(call.attr("axis")) % var.ndim
     length = updates.shape[axis]
-    for row, start in enumerate(call.ints("indices")):
+    starts = call.ints("indices")
+    if len(starts) != var.shape[0]:
+        raise call.error("a start for each entry of the batch", str(len(starts)), str(var.shape[0]))
+    for row, start in enumerate(starts):
         if not 0 <= start <= var.shape[axis] - length:
             raise call.error("a block does not fit", f"start {start}, length {length}", f"0..{var.shape[axis]}")
         # a view with the updated axis first
@@ -123,9 +116,13 @@ def top_k(call: EvalCall) -> list[Array]:
     x, k, axis = call.x("x"), call.x("k"), int(call.attr("dim"))
     if k.dtype != np.int32:
         raise call.error("k", str(k.dtype), "int32")
-    keys = wide(x)
-    order = np.argsort(-keys if call.attr("largest") else keys, axis=axis, kind="stable")
-    places = np.take(order, np.arange(int(k.reshape(()))), axis=axis)
+    keys, count = wide(x), int(k.reshape(()))
+    if not 0 <= count <= x.shape[axis]:
+        raise call.error("k", str(count), f"0 to {x.shape[axis]}")
+    if call.attr("largest"):
+        keys = ~keys if keys.dtype.kind in "iu" else -keys
+    order = np.argsort(keys, axis=axis, kind="stable")
+    places = np.take(order, np.arange(count), axis=axis)
     return [np.take_along_axis(x, places, axis=axis), places.astype(np.int32)]
 
 

@@ -34,7 +34,7 @@ def flatten(call: EvalCall) -> Array:
 
 @evaluates("Transpose")
 def transpose(call: EvalCall) -> Array:
-    return np.ascontiguousarray(np.transpose(call.x("x"), call.ints("perm")))
+    return np.array(np.transpose(call.x("x"), call.ints("perm")), order="C")
 
 
 @evaluates("Unsqueeze")

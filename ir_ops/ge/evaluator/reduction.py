@@ -26,15 +26,16 @@ def reduce(call: EvalCall) -> Array:
 def cumsum(call: EvalCall) -> Array:
     x, axis = call.x("x"), call.ints("axis")[0]
     values = np.flip(wide(x), axis) if call.attr("reverse") else wide(x)
+    if call.attr("exclusive"):  # the sum of what is in front
+        first = np.zeros_like(np.take(values, [0], axis=axis)) if values.shape[axis] else values
+        values = np.concatenate([first, np.take(values, range(values.shape[axis] - 1), axis=axis)], axis=axis)
     total = np.cumsum(values, axis=axis, dtype=values.dtype)
-    if call.attr("exclusive"):
-        total = total - values
     return narrow(np.flip(total, axis) if call.attr("reverse") else total, x.dtype)
 
 
 def softmax(x: Array, axes: tuple[int, ...]) -> Array:
     """exp(x - max) / sum over ``axes``."""
-    powers = np.exp(x - np.max(x, axis=axes, keepdims=True))
+    powers = np.exp(x - np.max(x, axis=axes, keepdims=True, initial=-np.inf))
     return np.asarray(powers / np.sum(powers, axis=axes, keepdims=True))
 
 
@@ -47,8 +48,9 @@ def softmax_v2(call: EvalCall) -> Array:
 
 @evaluates("LogSoftmaxV2")
 def log_softmax(call: EvalCall) -> Array:
-    x = call.x("logits")
-    return narrow(np.log(softmax(wide(x), tuple(call.attr("axes")))), x.dtype)
+    x, axes = call.x("logits"), tuple(call.attr("axes"))
+    lowered = wide(x) - np.max(wide(x), axis=axes, keepdims=True, initial=-np.inf)
+    return narrow(lowered - np.log(np.sum(np.exp(lowered), axis=axes, keepdims=True)), x.dtype)
 
 
 @evaluates("LayerNorm")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ir_ops.dtypes import Array
+from ir_ops.dtypes import Array, DType
 from ir_ops.ge.evaluator.registry import EvalCall, evaluates
 from ir_ops.ge.model import ConstTensor, TensorType, array_from_bytes
 from ir_ops.ge.nz import unpacked
@@ -26,7 +26,9 @@ def _file(call: EvalCall, location: str, offset: int, length: int) -> bytes:
 
 @evaluates("Const", "Constant")
 def const(call: EvalCall) -> Array:
-    value: ConstTensor = call.attr("value")
+    value = call.attr("value")
+    if not isinstance(value, ConstTensor):
+        raise call.error("a constant without a tensor", "no attribute value")
     if "location" in call.node.attrs:
         data = _file(call, call.attr("location"), 0, int(call.attr("length")))
         value = ConstTensor(value.type, data)
@@ -35,10 +37,12 @@ def const(call: EvalCall) -> Array:
 
 @evaluates("FileConstant")
 def file_constant(call: EvalCall) -> Array:
-    tensor = TensorType(call.attr("dtype"), tuple(call.attr("shape")))
-    assert tensor.dtype is not None
+    dtype = call.attr("dtype")
+    if not isinstance(dtype, DType):
+        raise call.error("a weight without an element type", "no attribute dtype")
+    tensor = TensorType(dtype, tuple(call.attr("shape")))
     location = call.attr("location") or call.attr("file_path")
-    length = tensor.dtype.nbytes(tensor.numel or 0)
+    length = dtype.nbytes(tensor.numel or 0)
     return array_from_bytes(_file(call, location, int(call.attr("offset") or 0), length), tensor)
 
 

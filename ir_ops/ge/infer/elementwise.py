@@ -9,7 +9,7 @@ from ir_ops.ge.model import TensorType
 @infers(
     "Abs", "Ceil", "Cos", "Erf", "Exp", "Floor", "Gelu", "GeluV2", "HardSwish", "Identity", "Log", "Neg", "OnesLike",
     "Reciprocal", "Relu", "Rint", "Round", "Rsqrt", "Sigmoid", "Sign", "Sin", "Softplus", "Sqrt", "Square", "Swish",
-    "Tanh", "TensorMove", "ZerosLike", "Muls", "Adds", "Tril", "Triu", "Trilu", "Cumsum", "LogicalNot",
+    "Tanh", "ZerosLike", "Muls", "Adds", "Tril", "Triu", "Trilu", "Cumsum", "LogicalNot",
 )  # fmt: skip
 def same_as_x(call: OpCall) -> TensorType:
     x = call.inputs["x"]

@@ -39,7 +39,7 @@ def tensor_scatter(call: OpCall) -> TensorType:
     return TensorType(call.dtype("x"), call.shape("x"))
 
 
-@infers("ScatterNdUpdate", "ScatterNdAdd", "ScatterUpdate", "Scatter")
+@infers("ScatterNdAdd", "Scatter")
 def ref_scatter(call: OpCall) -> TensorType:
     if call.dtype("var") != call.dtype("updates"):
         raise call.error("updates of another element type", call.dtype("updates").name, call.dtype("var").name)

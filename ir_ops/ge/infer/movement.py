@@ -28,6 +28,8 @@ def reshape(call: OpCall) -> TensorType:
     target, shape = call.ints("shape"), call.shape("x")
     if target is None:
         return TensorType(call.dtype("x"))
+    if target.count(-1) > 1 or any(dim is not None and dim < -1 for dim in target):
+        raise call.error("a target shape that is none", str(target), "dims of 0 or more, one of them -1 at most")
     dims = [dim_or_unknown(dim) for dim in target]
     total = None if shape is None else _known(list(shape))
     if total is not None and dims.count(-1) == 1:

@@ -20,12 +20,21 @@ def reduce(call: OpCall) -> TensorType:
 
 @infers("SoftmaxV2")
 def softmax(call: OpCall) -> TensorType:
+    _check_axes(call, "x")
     return TensorType(FLOAT if call.attr("half_to_float") else call.dtype("x"), call.shape("x"))
 
 
 @infers("LogSoftmaxV2")
 def log_softmax(call: OpCall) -> TensorType:
+    _check_axes(call, "logits")
     return TensorType(call.dtype("logits"), call.shape("logits"))
+
+
+def _check_axes(call: OpCall, name: str) -> None:
+    shape = call.shape(name)
+    if shape is not None:
+        for axis in call.attr("axes"):
+            call.norm_axis(int(axis), len(shape))
 
 
 def _row_shape(call: OpCall, x: str, gamma: str) -> Shape | None:

@@ -15,13 +15,8 @@ __all__ = ["plugin_files", "plugin_operators"]
 
 
 def plugin_operators() -> tuple[str, ...]:
-    """The declared operators a plugin can map: those whose GE inputs are the ONNX inputs one by one.
-
-    An operator with dynamic inputs is left to the ``.air`` route: the parser numbers ports, and a dynamic one would
-    shift all behind it.
-    """
-    found = ((name, find(name)) for name in OPS)
-    return tuple(name for name, prototype in found if prototype is not None and not prototype.dynamic_inputs)
+    """The declared operators that GE has: a plugin maps all of them."""
+    return tuple(name for name in OPS if find(name) is not None)
 
 
 def plugin_files() -> dict[str, str]:

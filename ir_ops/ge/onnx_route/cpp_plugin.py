@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ir_ops.declaration import Operator
+from ir_ops.ge.onnx_route.lists import list_slots
 from ir_ops.ops import DOMAIN, DOMAIN_VERSION
 
 _HEAD = r"""// ONNX parser plugin for the operators of the domain @DOMAIN@: one ONNX node becomes one GE operator.
@@ -182,6 +183,22 @@ Status Copy(const ge::Operator& source, ge::Operator& target, const std::vector<
   return SUCCESS;
 }
 
+// An input that is a list of tensors in GE, here of one tensor. The parser connects inputs by position, and GE puts a
+// list behind all other inputs unless it is told where it stands. Older toolkits keep that function protected.
+struct List {
+  const char* name;
+  size_t position;
+};
+
+class Placed : public ge::Operator {
+ public:
+  static void Add(const List& list, ge::Operator* target) {
+    using Place = void (ge::Operator::*)(const char*, uint32_t, size_t);
+    const Place place = &Placed::DynamicInputRegisterByIndex;
+    (target->*place)(list.name, 1, list.position);
+  }
+};
+
 }  // namespace
 """
 
@@ -189,7 +206,7 @@ _OPERATOR = """
 // @INPUTS@
 static Status Parse@NAME@(const ge::Operator& source, ge::Operator& target) {
   static const std::vector<Entry> kEntries = {@ENTRIES@};
-  return Copy(source, target, kEntries);
+@LISTS@  return Copy(source, target, kEntries);
 }
 
 REGISTER_CUSTOM_OP("@NAME@")
@@ -228,7 +245,9 @@ def cpp_text(operators: Iterable[Operator]) -> str:
         rows = [_entry(attr.name, attr.type, attr.default if attr.onnx_only else None) for attr in operator.attrs]
         entries = ",".join(f"\n      {row}" for row in rows)
         text = _OPERATOR.replace("@NAME@", operator.name).replace("@DOMAIN@", DOMAIN)
+        places = [f'  Placed::Add({{"{name}", {at}}}, &target);\n' for name, at in list_slots(operator).items()]
         text = text.replace("@VERSION@", str(DOMAIN_VERSION)).replace("@ENTRIES@", entries)
+        text = text.replace("@LISTS@", "".join(places))
         parts.append(text.replace("@INPUTS@", ", ".join(entry.name for entry in operator.inputs)))
     return "".join(parts) + _TAIL
 

@@ -17,7 +17,8 @@ from onnx_ir.passes import common as passes
 
 from ir_ops.errors import BadModel, ExportError
 from ir_ops.ge.convert.load import Source, load, opset, plain_domain
-from ir_ops.ops import DOMAIN, DOMAIN_VERSION, OPS
+from ir_ops.ge.onnx_route.ports import complete, declared
+from ir_ops.ops import DOMAIN, DOMAIN_VERSION
 
 NEWEST = 18
 """The last opset of ATC's built-in ONNX plugins."""
@@ -64,7 +65,8 @@ def lower(source: Source) -> Lowered:
     found = min(opset(model, ""), NEWEST)
     model.opset_imports.pop("ai.onnx", None)
     model.opset_imports.update({"": found, DOMAIN: DOMAIN_VERSION})
-    return Lowered(model, found, _notes(model))
+    notes = complete(model.graph)
+    return Lowered(model, found, _notes(model) + notes)
 
 
 def _in_opset_18(model: ir.Model) -> ir.Model:
@@ -223,20 +225,6 @@ def _notes(model: ir.Model) -> list[str]:
     nodes = _nodes(model)
     missing = Counter(node.op_type for node in nodes if not plain_domain(node.domain) and node.op_type in _NO_PLUGIN)
     missing.update(
-        f"{node.domain}.{node.op_type}" for node in nodes if plain_domain(node.domain) and not _is_ours(node)
+        f"{node.domain}.{node.op_type}" for node in nodes if plain_domain(node.domain) and declared(node) is None
     )
-    notes = [f"{count} x {op}: the toolkit has no built-in parser plugin for it" for op, count in missing.items()]
-    buffers = Counter(node.op_type for node in nodes if _is_ours(node) and _lacks_buffer(node))
-    notes += [f"{count} x {op}: GE requires a buffer that the node leaves out; give it as a graph input"
-              for op, count in buffers.items()]  # fmt: skip
-    return notes
-
-
-def _is_ours(node: ir.Node) -> bool:
-    return node.domain == DOMAIN and node.op_type in OPS
-
-
-def _lacks_buffer(node: ir.Node) -> bool:
-    given = [value is not None for value in node.inputs]
-    entries = OPS[node.op_type].inputs
-    return any(entry.supplied and not (i < len(given) and given[i]) for i, entry in enumerate(entries))
+    return [f"{count} x {op}: the toolkit has no built-in parser plugin for it" for op, count in missing.items()]

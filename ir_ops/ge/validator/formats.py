@@ -53,7 +53,7 @@ def _reads(port: _Port) -> bool:
 
 def _may_be_empty(op: Op) -> bool:
     """Whether an operator's contract has empty tensors: outputs a mode leaves out, a cache it does not use."""
-    return op.type in OPS or (op.type == "TensorMove" and _reads_constant(op, 0))
+    return op.type in OPS and (op.type != "TensorMove" or _reads_constant(op, 0))
 
 
 @rule(26, "Dims are -2 (alone: unknown rank), -1 or more; 0 only in constants")

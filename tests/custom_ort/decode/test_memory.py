@@ -53,6 +53,17 @@ def test_a_copied_page_has_the_rows_in_use(order: str) -> None:
     assert np.array_equal(cache.read([1], 3), rows)
 
 
+@pytest.mark.parametrize("order", list(DECLARED))
+def test_pairs_kept_as_halves_come_and_go_in_their_own_order(order: str) -> None:
+    port = CachePort("rope", "rope_out", 0, "rope", order, HEADS, COLUMNS, DECLARED[order], halves=True)
+    cache, plain = CacheMemory(port, by_name("float16"), PAGES, ROWS), memory(order)
+    rows = np.random.default_rng(3).standard_normal((6, HEADS, COLUMNS)).astype(np.float16)
+    cache.write([2, 0], rows)
+    assert np.array_equal(cache.read([2, 0], 6), rows)
+    plain.write([2, 0], np.concatenate([rows[..., 0::2], rows[..., 1::2]], -1))
+    assert np.array_equal(cache.array, plain.array)
+
+
 def test_declared_dims_are_kept() -> None:
     assert memory("NZ", shape=(-1, 8, ROWS, 16)).array.shape == (PAGES, 8, ROWS, 16)
     assert memory("NZ").array.shape == (PAGES, ROWS, HEADS, COLUMNS)

@@ -130,6 +130,17 @@ def test_tables_tell_what_their_rows_depend_on(rows, shape, flags) -> None:  # t
     assert found is not None and (found.per_batch, found.per_token) == flags
 
 
+@pytest.mark.parametrize("first", [0, 1], ids=["cos", "sin"])
+def test_pairs_of_cosine_and_sine_are_columns(first: int) -> None:
+    """``[S, D / 2, 2]``: angle j is columns 2j and 2j + 1 of the joined row."""
+    token, _, column = np.ogrid[:6, :2, :4]
+    position = np.broadcast_to((token % 3 * 2 + column % 2) * 2 + first, (6, 2, 4))
+    found = table_of(part((3, 2, 2), position), 2, 3)
+    assert found is not None and (found.joined, found.width) == (2, 4)
+    assert (found.per_batch, found.per_token) == (False, True)
+    assert found.columns.tolist() == [first, 2 + first, first, 2 + first]
+
+
 def test_tables_out_of_order_are_none() -> None:
     token, _, column = np.ogrid[:6, :1, :4]
     assert table_of(part((6, 4), ((token + 1) % 6) * 4 + column), 2, 3) is None

@@ -16,6 +16,8 @@ from onnx.reference import ReferenceEvaluator
 from fusion.facts.graph import GraphView
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported, lookup
 from fusion.facts.semantics.table import _TABLE
+from ir_ops.ops import DOMAIN, OPS
+from tests.custom_ort.block_calls import CALLS, MOVES
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(0)
@@ -246,6 +248,27 @@ def test_movement_moves_any_content() -> None:
         values = np.concatenate(content)
         for mine, its in zip(moved, by_reference(case), strict=True):
             np.testing.assert_array_equal(values[mine - (1 << 40)], its)
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_our_movements_equal_their_references(name: str) -> None:
+    rng = np.random.default_rng(5)
+    definition = lookup(DOMAIN, name)
+    assert definition is not None and definition.moves is not None
+    for _ in range(20):
+        call = CALLS[name](rng)
+        operands = [call.inputs.get(entry.name) for entry in OPS[name].inputs]
+        expected = OPS[name].reference(call.inputs, call.attrs)
+        for entry, mine in zip(OPS[name].outputs, definition.run(call.attrs, operands), strict=True):
+            np.testing.assert_array_equal(mine, expected[entry.name])
+
+
+@pytest.mark.parametrize(("name", "index"), [("ScatterUpdate", ints(-1)), ("ScatterNdUpdate", ints(-1).reshape(1, 1))])
+def test_our_scatters_know_no_negative_index(name: str, index: Array) -> None:
+    definition = lookup(DOMAIN, name)
+    assert definition is not None
+    with pytest.raises(OutOfRange):
+        definition.run({}, [real(3, 2), index, real(1, 2)])
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ class Spec:
         kinds: of the caches: ``none``, ``kv`` or ``both`` are int8.
         scales: what compressed query and key rows are multiplied by; ``place`` says where that of the query is:
             behind the ``norm``, behind the ``up``-projection or on both ``parts``.
+        complex: cos and sin come from one value of complex numbers; key and query each take them out of it.
         reads: further outputs: ``norm`` (the normed query).
         dims: ``named``, ``own`` or ``static``.
     """
@@ -56,6 +57,7 @@ class Spec:
     kinds: str = "none"
     scales: tuple[float, float] = (1.0, 1.0)
     place: str = "norm"
+    complex: bool = False
     reads: str = ""
     dims: str = "named"
     eps: tuple[float, float] = (1e-6, 1e-5)
@@ -329,9 +331,19 @@ class Preamble:
             nope = self.times(nope, 2.0)
         return ABSORBS[spec.absorb](g, nope, w.uk, spec)
 
+    def tables(self) -> tuple[str, str]:
+        """cos and sin; with ``complex``, parts of one value that holds them side by side."""
+        if not self.spec.complex:
+            return "cos", "sin"
+        g = self.g
+        pair = g.op("Concat", g.unsqueeze("cos", 4), g.unsqueeze("sin", 4), axis=-1)
+        held = g.op("Mul", pair, g.scalar(1.0, self.spec.dtype))
+        cos, sin = (g.op("Gather", held, g.const(np.array(part, np.int64)), axis=-1) for part in (0, 1))
+        return cos, sin
+
     def rotated(self, rope: str) -> str:
         spec, g = self.spec, self.g
-        cos, sin = "cos", "sin"
+        cos, sin = self.tables()
         kind = ROPES[spec.rope]
         build = kind.build
         if spec.trap == "other_cos":
@@ -364,7 +376,7 @@ class Preamble:
             k = g.op("Add", k, g.const(np.ones(ROPE), spec.dtype))
         c = self.times(self.norm(c, w.g_ckv, spec.eps[1]), spec.scales[1])
         c = self.rows(c, LATENT)
-        k = ROPES[spec.rope].build(g, self.rows(k, ROPE), "cos", "sin", ROPE)
+        k = ROPES[spec.rope].build(g, self.rows(k, ROPE), *self.tables(), ROPE)
         return c, k
 
     def rows(self, x: str, width: int) -> str:

@@ -79,6 +79,17 @@ def test_both_scales_are_read() -> None:
         assert (site.attrs["qc_qr_scale"], site.attrs["kc_scale"]) == (1.5, 3.0)
 
 
+@pytest.mark.parametrize("rope", ["deint_view", "deint_chunk", "half_slices"])
+@pytest.mark.parametrize("dims", ["own", "static"])
+def test_complex_tables_are_read(rope: str, dims: str) -> None:
+    spec = Spec(rope=rope, dims=dims, complex=True)
+    model = Preamble(spec).model()
+    result = fusion.fuse(model)
+    assert result.count(OP) == 1, [(item.code, item.fact, item.found) for item in result.refusals]
+    given = feeds(spec, 1)
+    assert worst(run(result.model, given), meaning(spec, given), spec.dtype) == ""
+
+
 def test_epsilons_are_those_of_their_norms() -> None:
     site = fusion.fuse(Preamble(Spec(eps=(1e-3, 1e-4))).model()).sites[0]
     assert site.attrs["rmsnorm_epsilon_cq"] == pytest.approx(1e-3)

@@ -19,6 +19,8 @@ from ir_ops.errors import BadModel, BadUsage
 from tests.conftest import DATA
 from tests.fusion.surgery.decoding import Original, recorded_steps
 
+PAIRS = "dsv2_hfexporter18_fp32_latentcache"
+"""Rotates complex numbers: its rows keep pairs of neighbours."""
 GRAPHS = {
     "qwen3_dynamo18_fp32_dyncache": {"QkvRmsNormRopeCache": 2, "FusedInferAttentionScore": 2},
     "qwen3_dynamo20_fp16_dyncache": {"QkvRmsNormRopeCache": 1, "FusedInferAttentionScore": 1},
@@ -32,7 +34,7 @@ GRAPHS = {
     "dsv3_il_dynamo18_fp32_latentcache": {"MlaPrologV3": 1, "FusedInferAttentionScore": 1},
     "dsv3_noil_yarn_hfexporter20_fp16_latentcache": {"MlaPrologV3": 2, "FusedInferAttentionScore": 2},
     "dsv3_optimum_fp32_expandedcache": {"MlaPrologV3": 1, "FusedInferAttentionScore": 1},
-    "dsv2_hfexporter18_fp32_latentcache": {"FusedInferAttentionScore": 1},
+    PAIRS: {"MlaPrologV3": 1, "FusedInferAttentionScore": 1},
 }
 EXPANDED = "dsv3_optimum_fp32_expandedcache"
 """Its recorded caches hold keys and values of every head; a converted decoder has latents, and starts empty."""
@@ -78,7 +80,7 @@ def test_recorded_results_come_out_token_by_token(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     ["qwen3_dynamo18_fp32_dyncache", "qwen2_dynamo18_fp16_eager_dyncache", EXPANDED,
-     "dsv3_il_dynamo18_fp32_latentcache"],
+     "dsv3_il_dynamo18_fp32_latentcache", PAIRS],
 )  # fmt: skip
 def test_ragged_prompts_in_chunks_and_steps_equal_each_sequence_alone(name: str, form: str) -> None:
     rng = np.random.default_rng(3)
@@ -101,6 +103,27 @@ def test_latents_are_cached_in_place_of_keys_and_values_of_every_head() -> None:
     plan = read_plan({item.key: item.value for item in model.metadata_props}, "model")
     assert [(port.part, port.heads, port.columns) for port in plan.caches] == [("latent", 1, 512), ("rope", 1, 64)]
     assert any("no latents" in note for note in converted(EXPANDED).notes)
+
+
+def test_pairs_are_cached_as_halves_and_come_out_as_pairs() -> None:
+    model = converted(PAIRS).model
+    session, alone = DecodeSession(model, capacity=64), Original(original(PAIRS))
+    assert [(port.part, port.halves) for port in session.plan.caches] == [("latent", False), ("rope", True)]
+    (sequence,), _ = session.prefill([[3, 1, 4, 1, 5]])
+    state = alone.new()
+    alone.run(state, [3, 1, 4, 1, 5])
+    for name, rows in session.export(sequence).items():
+        assert np.abs(rows - state.caches[name][0].transpose(1, 0, 2)).max() < 1e-5
+
+
+@pytest.mark.parametrize("name", [EXPANDED, "dsv3_il_dynamo18_fp32_latentcache", "dsv2_hfexporter18_fp32_latentcache"])
+def test_contiguous_latents_are_written_by_the_same_operator(name: str) -> None:
+    result = converted(name, "contiguous")
+    assert (result.count("MlaPrologV3"), result.refusals) == (1, [])
+    plan = read_plan({item.key: item.value for item in result.model.metadata_props}, "model")
+    assert [(port.order, port.shape) for port in plan.caches] == [
+        ("BSND", (-1, 64, 1, port.columns)) for port in plan.caches
+    ]
 
 
 def test_the_model_carries_its_plan() -> None:

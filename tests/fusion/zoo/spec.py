@@ -30,7 +30,8 @@ class Spec:
         per_column: one scale a column (and head), else one for all.
         kv: where kv comes from: ``input``, ``matmul``, ``gemm`` (rank 2, transposed weight, bias inside) or ``bias``.
         cos: where cos and sin come from: ``input``, ``batch1`` (an input of batch 1), ``table`` (rows gathered at
-            positions) or ``freq`` (computed from positions).
+            positions), ``freq`` (computed from positions), ``pairs`` (so, as scaled complex numbers) or ``grids`` (so,
+            each column of one of three grids).
         dims: names of the dynamic sizes: ``named`` (equal sizes share a name), ``own`` (none is shared), ``static``.
         outs: k_rope and c_kv are graph outputs.
         layers: preambles in one graph, sharing cos, sin and slots.
@@ -173,6 +174,14 @@ def inverse_frequencies(spec: Spec) -> Array:
     return (10.0 ** (-np.arange(half) / half)).astype(np.float32)
 
 
+PAIR_SCALE = 1.25
+
+
+def grid_frequencies(spec: Spec) -> Array:
+    """``[3, 1, 1, D / 2]``."""
+    return np.array([1, 0.5, 2], np.float32)[:, None, None, None] * inverse_frequencies(spec)
+
+
 def feeds(spec: Spec, batch: int, length: int, seed: int) -> dict[str, Array]:
     """Random inputs. cos and sin of the left and the right half differ where nothing in the graph makes them equal."""
     rng = np.random.default_rng([seed, batch, length])
@@ -185,7 +194,7 @@ def feeds(spec: Spec, batch: int, length: int, seed: int) -> dict[str, Array]:
     else:
         out["k"] = rng.standard_normal((batch, spec.heads, length, spec.key_columns)).astype(real)
         out["v"] = rng.standard_normal((batch, spec.heads, length, spec.value_columns)).astype(real)
-    if spec.cos in ("table", "freq"):
+    if spec.cos not in ("input", "batch1"):
         out["positions"] = rng.integers(0, POSITIONS, (batch, length))
     else:
         width = spec.rotated // 2 if spec.how_rotated.width == "half" else spec.rotated
@@ -226,9 +235,13 @@ def expected(spec: Spec, given: dict[str, Array]) -> dict[str, Array]:
 
 
 def _cos_sin(spec: Spec, given: dict[str, Array], wide: dict[str, Array]) -> tuple[Array, Array]:
-    if spec.cos == "freq":
-        angle = given["positions"][:, None, :, None].astype(np.float32) * inverse_frequencies(spec)
-        half = np.cos(angle).astype(NUMPY[spec.dtype]), np.sin(angle).astype(NUMPY[spec.dtype])
+    if spec.cos in ("freq", "pairs", "grids"):
+        column = np.arange(spec.rotated // 2)
+        frequency = grid_frequencies(spec)[column % 3, 0, 0, column] if spec.cos == "grids" else (
+            inverse_frequencies(spec))  # fmt: skip
+        angle = given["positions"][:, None, :, None].astype(np.float32) * frequency
+        scale = PAIR_SCALE if spec.cos == "pairs" else 1.0
+        half = [(scale * f(angle)).astype(NUMPY[spec.dtype]) for f in (np.cos, np.sin)]
         cos, sin = (np.concatenate([v, v], -1).astype(np.float64) for v in half)
         return cos, sin
     if spec.cos == "table":

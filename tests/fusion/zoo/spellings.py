@@ -15,7 +15,16 @@ from tests.fusion.zoo.graph import Graph
 from tests.fusion.zoo.norms import NORMS
 from tests.fusion.zoo.quants import QUANTS
 from tests.fusion.zoo.ropes import ROPES
-from tests.fusion.zoo.spec import HIDDEN, Parameters, Spec, inverse_frequencies, parameters, tables
+from tests.fusion.zoo.spec import (
+    HIDDEN,
+    PAIR_SCALE,
+    Parameters,
+    Spec,
+    grid_frequencies,
+    inverse_frequencies,
+    parameters,
+    tables,
+)
 from tests.fusion.zoo.writes import WRITES
 
 __all__ = ["NORMS", "QUANTS", "ROPES", "WRITES", "Preamble", "Spec", "build"]
@@ -105,7 +114,7 @@ class Preamble:
         else:
             for name in "kv":
                 g.input(name, spec.dtype, [self.dim("B", name), spec.heads, self.dim("S", name), spec.columns(name)])
-        if spec.cos in ("table", "freq"):
+        if spec.cos not in ("input", "batch1"):
             g.input("positions", "int64", [self.dim("B", "positions"), self.dim("S", "positions")])
         else:
             width = spec.rotated // 2 if spec.how_rotated.width == "half" else spec.rotated
@@ -153,7 +162,11 @@ class Preamble:
     def angles(self) -> tuple[str, str]:
         """cos and sin, ``[B, 1, S, width]``."""
         g, spec = self.g, self.spec
-        if spec.cos == "freq":
+        if spec.cos in ("pairs", "grids"):
+            halves = self.pairs() if spec.cos == "pairs" else self.grids()
+            wide = spec.how_rotated.width != "half"
+            made = [g.down(g.op("Concat", half, half, axis=-1) if wide else half) for half in halves]
+        elif spec.cos == "freq":
             angle = g.op("Mul", g.cast(g.unsqueeze("positions", 2), "float32"), g.const(inverse_frequencies(spec)))
             if spec.how_rotated.width != "half":
                 angle = g.op("Concat", angle, angle, axis=-1)
@@ -163,6 +176,26 @@ class Preamble:
         else:
             return "cos", "sin"
         return g.unsqueeze(made[0], 1), g.unsqueeze(made[1], 1)
+
+    def pairs(self) -> list[str]:
+        """Cosine and sine of an angle side by side, ``[B, S, D / 2, 2]``, scaled: complex numbers."""
+        g = self.g
+        angle = g.op("Mul", g.cast(g.unsqueeze("positions", 2), "float32"), g.const(inverse_frequencies(self.spec)))
+        pair = g.op("Concat", *(g.unsqueeze(g.op(kind, angle), 3) for kind in ("Cos", "Sin")), axis=-1)
+        scaled = g.op("Mul", pair, g.scalar(PAIR_SCALE))
+        return [g.op("Gather", scaled, g.const(np.array(part, np.int64)), axis=3) for part in (0, 1)]
+
+    def grids(self) -> list[str]:
+        """Angles of three grids, ``[3, B, S, D / 2]``; column j is taken from grid j % 3 once they have a cosine."""
+        g, half = self.g, self.spec.rotated // 2
+        angle = g.op("Mul", g.cast(g.unsqueeze(g.unsqueeze("positions", 2), 0), "float32"),
+                     g.const(grid_frequencies(self.spec)))  # fmt: skip
+        columns = g.ints(*(3 * column + column % 3 for column in range(half)))
+        made = []
+        for kind in ("Cos", "Sin"):
+            by_token = g.transpose(g.op(kind, angle), 1, 2, 3, 0)
+            made.append(g.op("Gather", g.reshape(by_token, 0, 0, 3 * half), columns, axis=2))
+        return made
 
     def normalise(self, x: str, p: Parameters) -> str:
         return NORMS[self.spec.norm](self.g, x, np.asarray(p.gamma), self.spec.eps, 4)

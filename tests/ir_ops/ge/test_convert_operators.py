@@ -65,6 +65,9 @@ ELEMENTWISE = [
     Case("Mod", [INTS, np.array([-7])]),
     Case("Mod", [A, ROW], {"fmod": 1}),
     Case("Where", [flags(3, 1), A, ROW]),
+    Case("Where", [Fixed(np.array(True)), Fixed(i64(3)), Fixed(i64(1, 2, 3))]),
+    Case("Where", [Fixed(np.array(False)), Fixed(i64(1, 2, 3)), Fixed(i64(3))]),
+    Case("Add", [Fixed(np.array([200, 1], np.uint8)), Fixed(np.array([100], np.uint8))]),
     *(Case(op, [A, B]) for op in ("Less", "LessOrEqual", "Greater", "GreaterOrEqual")),
     Case("Equal", [INTS, INTS[:1]]),
     Case("And", [flags(2, 3), flags(3)]),
@@ -91,9 +94,11 @@ REDUCTIONS = [
     Case("ReduceSum", [A], {"keepdims": 0}),
     Case("ReduceSum", [A, Fixed(i64())], {"noop_with_empty_axes": 1}),
     Case("ReduceMax", [f16(3, 5), Fixed(i64(0))]),
+    Case("ReduceProd", [Fixed(i64(2, 3)), Fixed(i64())], {"noop_with_empty_axes": 1}),
     Case("Softmax", [A]),
     Case("Softmax", [A], {"axis": 1}),
     Case("LogSoftmax", [A], {"axis": 0}, rtol=1e-4),
+    Case("CumSum", [np.array([1, np.inf, 2], np.float32), Fixed(np.array(0))], {"exclusive": 1}),
     Case("CumSum", [A, Fixed(np.array(1))]),
     Case("CumSum", [A, Fixed(np.array(2))], {"exclusive": 1, "reverse": 1}, rtol=1e-4),
     Case("ArgMax", [A], {"axis": -1, "keepdims": 0}),
@@ -112,6 +117,7 @@ SHAPES = [
     Case("Flatten", [A], {"axis": 2}),
     Case("Flatten", [A], {"axis": -1}),
     Case("Transpose", [A]),
+    Case("Transpose", [f32()]),
     Case("Transpose", [A], {"perm": [1, 0, 2]}),
     Case("Unsqueeze", [A, Fixed(i64(0, -1))]),
     Case("Unsqueeze", [A], {"axes": [1]}, opset=11),
@@ -188,6 +194,7 @@ NORMS = [
     Case("RMSNormalization", [A, Fixed(f32(3, 4))], {"axis": 1}, opset=23),
     Case("LayerNormalization", [A, Fixed(f32(4)), Fixed(f32(4))], rtol=1e-4),
     Case("LayerNormalization", [A, Fixed(f32(3, 4))], {"axis": 1}, rtol=1e-4),
+    Case("LayerNormalization", [A, f32(4)], rtol=1e-4),
 ]
 ROTARY = [
     Case("RotaryEmbedding", [f32(2, 3, 5, 8), f32(2, 5, 4), f32(2, 5, 4)], opset=23, static=True),
@@ -231,6 +238,16 @@ QUANT = [
         "QuantizeLinear",
         [f32(3, 4) * 99, Fixed(np.abs(f32(4)) + 0.5), Fixed(np.array([0, 2, -4, 6], np.int8))],
         opset=21,
+    ),
+    Case("QuantizeLinear", [f32(3, 4) * 9, np.abs(f32(4)) + 0.5, Fixed(np.array([0, 2, -4, 6], np.int8))], opset=21),
+    Case("QuantizeLinear", [f32(3, 4) * 9, Fixed(np.float32(0.5).reshape(()))], {"output_dtype": 3}, opset=21),
+    Case(
+        "QuantizeLinear", [f32(3, 4) * 99, Fixed(np.float32(0.5).reshape(())), Fixed(np.array(3, np.uint8))], opset=21
+    ),
+    Case("QuantizeLinear", [f32(3, 4) * 9, Fixed(np.array([0.3], np.float32))], opset=13),
+    Case("QuantizeLinear", [f32(2, 3, 4) * 99, np.abs(f32(3)) + 0.5, Fixed(np.array([1, 0, 250], np.uint8))], opset=21),
+    Case(
+        "QuantizeLinear", [f32(2, 3) * 9, Fixed(np.abs(f32(2)) + 0.5), Fixed(np.array([1, -7], np.int8))], {"axis": 0}
     ),
     Case("DynamicQuantizeLinear", [f32(3, 4)], outputs=3),
 ]
@@ -321,6 +338,51 @@ def test_a_constant_scale_of_quantize_linear_is_recorded_for_the_validator() -> 
     (node,) = result.model.root.of_type("AscendQuantV2")
     assert node.value("_onnx_scale") == (0.5,)
     assert [f for f in result.findings if f.rule == 36] == []
+
+
+def test_an_index_may_be_smaller_than_what_is_gathered() -> None:
+    index = np.array([[[1, -1], [0, 2]]])
+    case = Case("GatherElements", [A, index], {"axis": -1})
+    got, _ = converted(case.model(dynamic=True), case.feeds())
+    assert_same(got, {"out0": np.take_along_axis(A[:1, :2], index, -1)}, 0)
+
+
+def test_the_logarithm_of_a_weight_that_is_0() -> None:
+    case = Case("LogSoftmax", [np.array([[0, 300]], np.float32)])
+    got, _ = converted(case.model(), case.feeds())
+    assert_same(got, {"out0": np.array([[-300, 0]], np.float32)}, 0)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("later", [False, True])
+def test_a_slice_backwards_from_in_front_of_the_first(dynamic: bool, later: bool) -> None:
+    """The standard clamps the start to the first element; numpy, and the reference with it, takes nothing."""
+    start = i64(-9)
+    case = Case("Slice", [A, start if later else Fixed(start), *(Fixed(i64(k)) for k in (-(2**63), 1, -1))])
+    got, _ = converted(case.model(dynamic), case.feeds())
+    assert_same(got, {"out0": A[:, :1]}, 0)
+    whole = Case("Slice", [Fixed(i64(5, 6, 7)), Fixed(start), *(Fixed(i64(k)) for k in (-(2**63), 0, -1))])
+    assert_same(converted(whole.model(), {})[0], {"out0": i64(5)}, 0)
+
+
+def test_caches_of_any_batch_begin_at_their_first_row() -> None:
+    case = Case("TensorScatter", [f32(3, 6, 4), f32(3, 2, 4)], {"axis": 1}, opset=24)
+    got, _ = converted(case.model(dynamic=True), case.feeds())
+    assert_same(got, expected(case.model(), case.feeds()), 0)
+
+
+def test_nothing_but_zeros_is_quantised_by_one() -> None:
+    """The standard divides 0 by 0; ONNX Runtime takes 1 for the scale."""
+    case = Case("DynamicQuantizeLinear", [np.zeros((2, 3), np.float32)], outputs=3)
+    got, _ = converted(case.model(), case.feeds())
+    assert_same(got, {"out0": np.zeros((2, 3), np.uint8), "out1": np.float32(1), "out2": np.uint8(0)}, 0)  # type: ignore[dict-item]
+
+
+def test_an_input_that_can_only_be_empty_may_be_given() -> None:
+    case = Case("Concat", [f32(0, 4), f32(2, 4)], {"axis": 0})
+    got, result = converted(case.model(), case.feeds())
+    assert [node.name for node in result.model.root.of_type("Data")] == ["in1"]
+    assert_same(got, expected(case.model(), case.feeds()), 0)
 
 
 def test_negative_steps_are_said_to_be_slow() -> None:

@@ -57,11 +57,11 @@ def test_inline_where_everything_fits(external: Path, tmp_path: Path) -> None:
 
 def test_references_into_the_external_data_above_the_limit(external: Path, tmp_path: Path) -> None:
     result = export(external, tmp_path / "m.air", inline_limit=4000)
-    assert (result.inline_bytes, result.external_bytes) == (128, 4096)
+    assert (result.inline_bytes, result.external_bytes) == (0, 4096 + 128)
     nodes = list(read(tmp_path / "m.air").root.of_type("FileConstant"))
-    assert [node.name for node in nodes] == ["w1", "w2"]
+    assert [node.name for node in nodes] == ["w1", "small", "w2"]
     assert {node.value("location") for node in nodes} == {str(external.parent / "m.data")}
-    assert len({node.value("offset") for node in nodes}) == 2
+    assert len({node.value("offset") for node in nodes}) == 3
     assert result.weight_files == []
     assert_right(result)
 
@@ -73,7 +73,19 @@ def test_external_data_is_not_read(external: Path, tmp_path: Path, monkeypatch: 
     for name in ("tobytes", "numpy"):  # which map the whole file
         monkeypatch.setattr(ir.ExternalTensor, name, lambda self: pytest.fail(f"{self.name} was mapped"))
     export(external, tmp_path / "m.air", weights="external")
-    assert read_names == ["small"]
+    assert read_names == []
+
+
+def test_small_integers_are_inline_wherever_the_model_has_them(tmp_path: Path) -> None:
+    """GE reads shapes, axes and indices while it compiles."""
+    info = helper.make_tensor_value_info("x", 1, ["n", 16])
+    node = helper.make_node("Gather", ["x", "places"], ["y"])
+    inits = [tensor("places", np.array([3, 1, 2], np.int64))]
+    graph = helper.make_graph([node], "g", [info], [helper.make_empty_tensor_value_info("y")], inits)
+    onnx.save(make_model(graph), tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    result = export(tmp_path / "m.onnx", tmp_path / "m.air", weights="external")
+    assert (result.inline_bytes, result.external_bytes) == (24, 0)
+    np.testing.assert_array_equal(run(tmp_path / "m.air", {"x": X})["y"], X[[3, 1, 2]])
 
 
 def test_weights_in_memory_get_a_file_of_their_own(tmp_path: Path) -> None:
