@@ -70,7 +70,7 @@ def test_shared_facts_are_those_of_reading_each_layer(name: str, cache: str, mon
 
 def test_slots_that_each_layer_computes_anew_are_its_own() -> None:
     model = ir.from_proto(Preamble(Spec(layers=3, write="from_start")).model())
-    found = analyse(model.graph, 18)
+    found = analyse(GraphView(model.graph, 18))
     spots = [write.slots.value.producer() for write in found.writes]
     assert len({id(node) for node in spots}) == 6
     assert all(isinstance(row, Row) for row in found.rows)
