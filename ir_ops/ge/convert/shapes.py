@@ -173,8 +173,21 @@ def slice_(n: NodeCall) -> Result:
     if any(step < 0 for step in steps):
         n.note(f"{n.name}: a negative step runs on the aicpu path of StridedSliceV2 only")
     places = [n.axis(axis, n.rank(0)) for axis in axes]
-    inputs = {"x": n.x(0), "begin": _bounds(n, 1, places), "end": _bounds(n, 2, places)}
+    begin = _bounds(n, 1, places) if min(steps, default=1) > 0 else _first_bounds(n, places)
+    inputs = {"x": n.x(0), "begin": begin, "end": _bounds(n, 2, places)}
     return n.emit("StridedSliceV2", {**inputs, "axes": n.vector(places), "strides": n.vector(steps)})
+
+
+def _first_bounds(n: NodeCall, places: list[int]) -> Any:
+    """Where a slice with negative steps begins: in front of the first element is the first in ONNX, nothing in GE."""
+    dims, values = [n.shape(0)[place] for place in places], n.arg(1).constant()
+    if values is not None and all(dim >= 0 or bound >= -1 for dim, bound in zip(dims, values.reshape(-1), strict=True)):
+        return n.vector([max(int(bound), -dim) if dim >= 0 else int(bound)
+                         for dim, bound in zip(dims, values.reshape(-1), strict=True)])  # fmt: skip
+    whole = n.emit("Shape", {"x": n.x(0)}, {"dtype": 9}, part="input_shape")
+    picked = {"x": whole, "indices": n.vector(places), "axis": n.scalar(0, "int64")}
+    lowest = n.emit("Neg", {"x": n.emit("GatherV2", picked, part="sliced_dims")}, part="lowest")
+    return n.emit("Maximum", {"x1": _bounds(n, 1, places), "x2": lowest}, part="begin")
 
 
 def _bounds(n: NodeCall, index: int, places: list[int]) -> Any:
