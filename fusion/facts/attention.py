@@ -8,7 +8,8 @@ whole computes attention is for a proof to say, not for this reading.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -16,6 +17,7 @@ import onnx_ir as ir
 from fusion.facts.graph import GraphView, uses
 from fusion.facts.growth import Growth
 from fusion.facts.latent import Latent, read_latent
+from fusion.facts.outline import outline
 from fusion.facts.probe import Probe
 from fusion.facts.projection import source_of_rows
 from fusion.facts.semantics import Conflict
@@ -23,6 +25,8 @@ from fusion.facts.symbolic import Symbolic
 from fusion.facts.terms import Unreadable
 from ir_ops.dtypes import by_onnx
 
+BUDGET = 2
+"""Products by numbers in front of an operand."""
 DEPTH = 12
 """Nodes between a product and the softmax."""
 
@@ -111,6 +115,7 @@ class AttentionReader:
     def __init__(self, view: GraphView, probe: Probe, growths: list[Growth]) -> None:
         self._view, self._probe = view, probe
         self._growths = {id(view.root(growth.joined)): growth for growth in growths}
+        self._operands: dict[Hashable, tuple[Operand, list[ir.Value]]] = {}
 
     def read(self, node: ir.Node) -> Attention | NoAttention:
         """The attention around a Softmax or Attention node."""
@@ -260,9 +265,27 @@ class AttentionReader:
         return operands[0], operands[1], latent
 
     def _operand(self, value: ir.Value, tokens: int, *, turned: bool, heads: int = 0) -> Operand | str:
-        """A product's operand ``[..., T, D]`` (``turned``: ``[..., D, T]``) as rows of a cache, else why not."""
+        """A product's operand ``[..., T, D]`` (``turned``: ``[..., D, T]``) as rows of a cache, else why not.
+
+        That of a layer with the structure of an earlier one is not read again.
+        """
+        text, values = outline(self._view, self._probe, value, BUDGET, self._growths)
+        key = (text, tokens, turned, heads)
+        like, its_values = self._operands.get(key, (None, values))
+        if like is not None:
+            cached = self._view.root(like.growth.joined)
+            own = [mine for its, mine in zip(its_values, values, strict=True) if its is cached]
+            growth = self._growths.get(id(own[0])) if own else None
+            if growth is not None:
+                return replace(like, growth=growth)
+        found = self._read_operand(value, tokens, turned=turned, heads=heads)
+        if isinstance(found, Operand):
+            self._operands[key] = found, values
+        return found
+
+    def _read_operand(self, value: ir.Value, tokens: int, *, turned: bool, heads: int) -> Operand | str:
         symbolic = Symbolic(self._view, self._probe, set(self._growths))
-        sym = symbolic.read(value, 2)
+        sym = symbolic.read(value, BUDGET)
         if len(sym.coef) != 1 or sym.atom.shape[1] != 1 or not sym.coef.size:
             return "sums or products of elements"
         factor = float(sym.coef.reshape(-1)[0])

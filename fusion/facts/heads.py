@@ -10,13 +10,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, uses
 from fusion.facts.norm import NormFact
+from fusion.facts.outline import outline
 from fusion.facts.parameters import Part, Reason, single
 from fusion.facts.probe import Probe
 from fusion.facts.rotation import NotARotation, Rotation, read_rotation
@@ -103,30 +104,74 @@ def read_heads(
     """
     fact = f"the heads of {norm.y.name} are rotated"
     reason = Reason("row-form", fact, "no rotation behind them", "a rotation", norm.y)
-    readers = [Symbolic(view, probe, {id(norm.y)}) for probe in probes]
     whole = math.prod(probes[0].shape(norm.y) or (0,))
     for value in values_behind(view, norm.y):
         shape = probes[0].shape(value)
         if shape is None or math.prod(shape) != whole:
             continue
-        try:
-            sym = readers[0].read(value, BUDGET)
-        except (Unreadable, Conflict):
-            continue
-        if (sym.coef != 0).sum(axis=0).max(initial=0) < 2:
-            continue
-        heads: list[Heads] = []
-        for layout in head_axes(shape, width, tokens[0]):
-            found = _rotations(readers, sym, value, layout, width, tokens)
-            if isinstance(found, NotARotation):
-                # "no such form" says less than what a rotation was refused for
-                if found.code != "row-form":
-                    reason = Reason(found.code, f"{fact}: {found.fact}", found.found, found.wanted, value)
-            elif found is not None and all(rotation.source.value is norm.y for rotation in found):
-                heads.append(Heads(norm, value, layout, list(probes), found))
-        if heads:
-            return heads
+        found = _heads_at(view, norm, probes, width, tokens, value)
+        if isinstance(found, list):
+            return found
+        # "no such form" says less than what a rotation was refused for
+        if found is not None and found.code != "row-form":
+            reason = Reason(found.code, f"{fact}: {found.fact}", found.found, found.wanted, value)
     return reason
+
+
+def _heads_at(
+    view: GraphView, norm: NormFact, probes: Sequence[Probe], width: int, tokens: list[int], value: ir.Value
+) -> list[Heads] | NotARotation | None:
+    """The heads that a value holds; those of a layer with the structure of an earlier one are not read again."""
+    try:
+        outlines = [outline(view, probe, value, BUDGET, {id(norm.y)}) for probe in probes]
+    except Conflict:
+        return None
+    values = outlines[0][1]
+    key = ("heads", width, *tokens, *((id(probe), text) for probe, (text, _) in zip(probes, outlines, strict=True)))
+    if key not in view.kept:
+        view.kept[key] = _read_heads_at(view, norm, probes, width, tokens, value), values, probes
+    like, its_values, _ = view.kept[key]
+    if not isinstance(like, list):
+        return like  # type: ignore[no-any-return]
+    own = {id(its): mine for its, mine in zip(its_values, values, strict=True)}
+    try:
+        turned = [[_moved_to(rotation, own) for rotation in heads.rotations] for heads in like]
+    except KeyError:  # it was read further than the outline goes
+        return _read_heads_at(view, norm, probes, width, tokens, value)
+    return [
+        Heads(norm, value, heads.layout, list(probes), rotations) for heads, rotations in zip(like, turned, strict=True)
+    ]
+
+
+def _moved_to(rotation: Rotation, own: dict[int, ir.Value]) -> Rotation:
+    """A rotation with other values in place of those it was read of."""
+    x, cos, sin = (
+        replace(source, value=own[id(source.value)])
+        for source in (rotation.source, rotation.cos_source, rotation.sin_source)
+    )
+    return replace(rotation, source=x, cos_source=cos, sin_source=sin)
+
+
+def _read_heads_at(
+    view: GraphView, norm: NormFact, probes: Sequence[Probe], width: int, tokens: list[int], value: ir.Value
+) -> list[Heads] | NotARotation | None:
+    """Reads what a value holds, in every layout that its sizes allow; None where nothing is rotated."""
+    readers = [Symbolic(view, probe, {id(norm.y)}) for probe in probes]
+    try:
+        sym = readers[0].read(value, BUDGET)
+    except (Unreadable, Conflict):
+        return None
+    if (sym.coef != 0).sum(axis=0).max(initial=0) < 2:
+        return None
+    heads: list[Heads] = []
+    reason: NotARotation | None = None
+    for layout in head_axes(probes[0].shape(value) or (), width, tokens[0]):
+        found = _rotations(readers, sym, value, layout, width, tokens)
+        if isinstance(found, NotARotation):
+            reason = found if reason is None or found.code != "row-form" else reason
+        elif found is not None and all(rotation.source.value is norm.y for rotation in found):
+            heads.append(Heads(norm, value, layout, list(probes), found))
+    return heads or reason
 
 
 def _rotations(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import numpy as np
 import onnx_ir as ir
 
@@ -14,11 +16,18 @@ _FREE = ("Neg", "Reciprocal", "Cast", "Identity")
 _ARITHMETIC = ("Mul", "Div", "Add", "Sub", "Sum")
 
 
-def outline(view: GraphView, probe: Probe, value: ir.Value, budget: int) -> tuple[str, list[ir.Value]]:
-    """A text equal for equal structures, and the values met on the way in the order of their numbers."""
+def outline(
+    view: GraphView, probe: Probe, value: ir.Value, budget: int, stops: Container[int] = ()
+) -> tuple[str, list[ir.Value]]:
+    """A text equal for equal structures, and the values met on the way in the order of their numbers.
+
+    Args:
+        stops: ids of values where the walk ends.
+    """
     parts: list[str] = []
     values: list[ir.Value] = []
     numbers: dict[tuple[int, int], int] = {}
+    first: dict[int, int] = {}
 
     def visit(item: ir.Value, left: int) -> None:
         key = (id(item), left)
@@ -32,8 +41,10 @@ def outline(view: GraphView, probe: Probe, value: ir.Value, budget: int) -> tupl
             parts.append(_content(constant))
             return
         node = item.producer()
-        if node is None or view.is_constant(item) or not _walked(node, left):
-            parts.append(f"({probe.shape(item)} {dtype_name(item)})")
+        if node is None or id(item) in stops or view.is_constant(item) or not _walked(view, node, left):
+            # one value may be met again with more arithmetic left to open: it is the same all the same
+            same = first.setdefault(id(item), numbers[key])
+            parts.append(f"({'!' if id(item) in stops else ''}{same} {probe.shape(item)} {dtype_name(item)})")
             return
         attrs = sorted((name, str(entry)) for name, entry in view.attrs(node).items())
         parts.append(f"{node.domain}:{node.op_type}{item.index()}{attrs}{dtype_name(item)}[")
@@ -52,11 +63,11 @@ def outline(view: GraphView, probe: Probe, value: ir.Value, budget: int) -> tupl
     return " ".join(parts), values
 
 
-def _walked(node: ir.Node, budget: int) -> bool:
+def _walked(view: GraphView, node: ir.Node, budget: int) -> bool:
     if node.domain not in ("", "ai.onnx"):
         return False
     if node.op_type in _ARITHMETIC:
-        return budget > 0
+        return budget > 0 or _is_number(view, node)
     return node.op_type in _FREE or _moved(node) is not None or (node.op_type == "RotaryEmbedding" and budget >= 2)
 
 

@@ -276,7 +276,7 @@ class _Rewriting:
     def run(self, logits: ir.Value, contiguous: bool, block_size: int, capacity: int) -> Conversion:
         graph = self._model.graph
         new = self._new_inputs()
-        pages = Pages("BNSD", block_size) if contiguous else self._pages(block_size)
+        pages = self._pages(block_size, contiguous)
         ports: list[CachePort] = []
         replaced: list[tuple[ir.Value, ir.Value]] = []
         caches: dict[int, ir.Value] = {}
@@ -300,7 +300,8 @@ class _Rewriting:
             str(logits.name), "flat", block_size, capacity, tuple(ports),
         )  # fmt: skip
         self._model.metadata_props[KEY] = plan.to_json()
-        return Conversion(plan, tuple(self._done), self._notes(pages, plan))
+        form = "one page a sequence," if contiguous else "NZ pages" if pages.order == "NZ" else "pages"
+        return Conversion(plan, tuple(self._done), self._notes(form, plan))
 
     def _site(
         self, site: _Site, number: int, pages: Pages, new: NewInputs, ports: list[CachePort],
@@ -341,8 +342,15 @@ class _Rewriting:
             ),
         )
 
-    def _pages(self, block_size: int) -> Pages:
-        """NZ where every cache divides into its blocks, else plain pages."""
+    def _pages(self, block_size: int, contiguous: bool) -> Pages:
+        """NZ where every cache divides into its blocks, else plain pages.
+
+        Contiguous caches are one page a sequence, head by head; of one head, which is the same memory, token by token:
+        the order that MlaPrologV3 writes.
+        """
+        if contiguous:
+            single = all(item.heads == 1 for site in self._sites for item in site.cached)
+            return Pages("BSND" if single else "BNSD", block_size)
         divides = all(item.columns % nz_block(item.dtype) == 0 for site in self._sites for item in site.cached)
         return Pages("NZ" if divides else "BSND", block_size)
 
@@ -402,10 +410,9 @@ class _Rewriting:
         RemoveUnusedNodesPass()(self._model)
         graph.sort()
 
-    def _notes(self, pages: Pages, plan: DecodePlan) -> tuple[str, ...]:
-        form = {"NZ": "NZ pages", "BSND": "pages", "BNSD": "one page a sequence,"}[pages.order]
+    def _notes(self, form: str, plan: DecodePlan) -> tuple[str, ...]:
         removed = [str(value.name) for value in (self._roles.padding,) if value is not None]
-        notes = [f"{len(plan.caches)} growing caches are written in place now, in {form} of {pages.block_size} tokens"]
+        notes = [f"{len(plan.caches)} growing caches are written in place now, in {form} of {plan.block_size} tokens"]
         latent = [site for site in self._sites if site.latent is not None]
         narrow = {item.kept for site in self._sites for item in site.cached if item.kept}
         notes += [f"caches keep {kind} of float32 rows; all arithmetic stays float32" for kind in narrow]

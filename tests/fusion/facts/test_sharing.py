@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 
 import fusion
-from fusion.facts import sharing
+from fusion.facts import heads, sharing
 from fusion.facts.analysis import analyse
+from fusion.facts.attention import AttentionReader
 from fusion.facts.cache_write import CacheWrite
 from fusion.facts.parameters import Reason
 from fusion.facts.rows import Row, read_row
@@ -91,3 +94,46 @@ def test_a_layer_with_other_sizes_is_read_by_itself() -> None:
     changed = analyse(other, opset)
     lengths = [item.probes[0].geometry.rows for item in changed.writes]
     assert lengths[4] == 32 and lengths[0] == facts.writes[0].probes[0].geometry.rows == 16
+
+
+# --- queries and attention --------------------------------------------------------------------------------------------
+
+
+def converted(name: str, layers: int) -> dict[str, Any]:
+    """What is said of a decoder whose growing caches are made pages."""
+    model = build(replace(tiny(PRESETS[name]), layers=layers), Options("float16", "growth"), RandomWeights(0))
+    told = fusion.fuse(model, cache="paged").to_json()
+    del told["timings"]
+    return told
+
+
+@pytest.mark.parametrize("name", ["qwen3-8b", "qwen2-7b", "deepseek-v3"])
+def test_shared_queries_and_operands_are_those_of_reading_each(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = converted(name, 3)
+    monkeypatch.setattr(heads, "_heads_at", heads._read_heads_at)
+    monkeypatch.setattr(AttentionReader, "_operand", lambda self, value, tokens, *, turned, heads=0:
+                        self._read_operand(value, tokens, turned=turned, heads=heads))  # fmt: skip
+    assert converted(name, 3) == shared
+
+
+def test_queries_and_operands_are_read_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: Counter[str] = Counter()
+
+    def count(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def counting(*args: Any, **named: Any) -> Any:
+            counted[name] += 1
+            return original(*args, **named)
+
+        monkeypatch.setattr(owner, name, counting)
+
+    count(heads, "_read_heads_at")
+    count(AttentionReader, "_read_operand")
+    read = []
+    for layers in (2, 6):
+        counted.clear()
+        told = converted("qwen3-8b", layers)
+        assert Counter(site["op"] for site in told["sites"])["QkvRmsNormRopeCache"] == layers
+        read.append(dict(counted))
+    assert read[0] == read[1] and read[0]["_read_operand"] == 2

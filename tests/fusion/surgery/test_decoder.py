@@ -116,6 +116,16 @@ def test_pairs_are_cached_as_halves_and_come_out_as_pairs() -> None:
         assert np.abs(rows - state.caches[name][0].transpose(1, 0, 2)).max() < 1e-5
 
 
+@pytest.mark.parametrize("name", [EXPANDED, "dsv3_il_dynamo18_fp32_latentcache", "dsv2_hfexporter18_fp32_latentcache"])
+def test_contiguous_latents_are_written_by_the_same_operator(name: str) -> None:
+    result = converted(name, "contiguous")
+    assert (result.count("MlaPrologV3"), result.refusals) == (1, [])
+    plan = read_plan({item.key: item.value for item in result.model.metadata_props}, "model")
+    assert [(port.order, port.shape) for port in plan.caches] == [
+        ("BSND", (-1, 64, 1, port.columns)) for port in plan.caches
+    ]
+
+
 def test_the_model_carries_its_plan() -> None:
     model = converted("qwen3_dynamo18_fp32_dyncache").model
     plan = read_plan({item.key: item.value for item in model.metadata_props}, "model")
