@@ -140,8 +140,8 @@ def _is_empty(n: NodeCall, index: int) -> bool:
     "Split",
     dtypes="any",
     ge="SplitV, Split, StridedSliceV2",
-    note="sizes from the input, the attribute or num_outputs; of an unknown dim an even split becomes Split, and one with "
-    "num_outputs, whose last part may be smaller, slices",
+    note="sizes from the input, the attribute or num_outputs; of an unknown dim an even split becomes Split, and one "
+    "with num_outputs, whose last part may be smaller, slices",
 )
 def split(n: NodeCall) -> Result:
     axis, count = n.axis(int(n.attr("axis", 0)), n.rank(0)), len(n.used)
