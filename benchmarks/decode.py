@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from benchmarks.decode_graphs import (
     group_query_graph,
     grown,
     in_place,
+    prompt,
     qwen,
     state,
 )  # fmt: skip
@@ -27,6 +28,7 @@ from ir_ops.errors import KvfuseError
 
 CONTEXTS, LONG = (128, 1024, 4096), 8192
 BATCHES = (1, 4)
+PROMPTS = (512, 2048)
 EXPORT_TOKENS = 4096
 """The export is measured up to so many cached tokens of all sequences: it takes seconds a step beyond."""
 EXPORT_ROUNDS = 5
@@ -44,13 +46,14 @@ class Effort:
     rounds: int = 25
     contexts: tuple[int, ...] = CONTEXTS
     batches: tuple[int, ...] = BATCHES
+    prompts: tuple[int, ...] = PROMPTS[:1]
 
 
 def effort(argv: Sequence[str]) -> Effort:
-    """``--quick`` measures few rounds of short contexts, ``--long`` adds 8k."""
+    """``--quick`` measures few rounds of short contexts, ``--long`` adds 8k and longer prompts."""
     if "--quick" in argv:
-        return Effort(5, CONTEXTS[:1], BATCHES)
-    return Effort(contexts=(*CONTEXTS, LONG) if "--long" in argv else CONTEXTS)
+        return Effort(5, CONTEXTS[:1], BATCHES, (100,))
+    return Effort(contexts=(*CONTEXTS, LONG), prompts=PROMPTS) if "--long" in argv else Effort()
 
 
 def run(argv: Sequence[str] = ()) -> str:
@@ -63,7 +66,8 @@ def run(argv: Sequence[str] = ()) -> str:
     threads = _number(argv, "--threads", 1)
     gqa = Decoder(qwen(_number(argv, "--layers", 8), small), threads)
     mla = Decoder(deepseek(_number(argv, "--layers", 4), small), threads)
-    parts = [grouped(gqa, work), latent(mla, work), capacities((gqa, mla), work), decode_cache_size.run(argv)]
+    parts = [grouped(gqa, work), latent(mla, work), capacities((gqa, mla), work), prompts(gqa, mla, work),
+             decode_cache_size.run(argv)]  # fmt: skip
     return "\n\n".join(parts)
 
 
@@ -146,6 +150,31 @@ def latent(decoder: Decoder, work: Effort) -> str:
             speedup = _speedup(times, "absorbed", least.get(context, 0.0), context, batch)
             rows.append([_label(context, batch), f"{times['absorbed'] * 1e3:.1f}", *speedup])
     return table([f"{_name(decoder)}, absorbed", "ms", "export/absorbed", "least"], rows)
+
+
+def prompts(gqa: Decoder, mla: Decoder, work: Effort) -> str:
+    """First prompts, with two threads: over the graph with GroupQueryAttention, over the export for latents."""
+    gqa, mla = replace(gqa, threads=2), replace(mla, threads=2)
+    rows = []
+    for tokens in work.prompts:
+        now, room = state(gqa, 1, 0, tokens), -(-tokens // 128) * 128
+        variants = {
+            "gqa": group_query(gqa.open(group_query_graph(gqa, room)), now, room),
+            "paged": prompt(gqa, gqa.converted("auto"), now, room),
+        }
+        times = measure(variants, work.rounds // 2)
+        rows.append(
+            [f"{_name(gqa)}, {tokens} tokens", "GroupQueryAttention", f"{times['paged'] / times['gqa']:.2f}", "1.00"]
+        )
+        now = state(mla, 1, 0, tokens)
+        variants = {
+            "original": grown(mla.open(mla.export), now),
+            "absorbed": prompt(mla, mla.converted("auto"), now, room),
+        }
+        times = measure(variants, work.rounds // 2)
+        rows.append([f"{_name(mla)}, {tokens} tokens", "export", f"{times['absorbed'] / times['original']:.2f}",
+                     "1.10" if tokens == PROMPTS[0] else "-"])  # fmt: skip
+    return table(["prefill, two threads", "over", "ratio", "limit"], rows)
 
 
 def capacities(decoders: Sequence[Decoder], work: Effort) -> str:

@@ -72,10 +72,11 @@ class Decoder:
 
 @dataclass(frozen=True)
 class State:
-    """Random rows of ``batch`` sequences of ``context`` tokens, and the next token of each.
+    """Random rows of ``batch`` sequences of ``context`` tokens, and the next tokens of each.
 
     Attributes:
         rows: cache input -> ``[B, N, context, D]``.
+        ids: ``[B, S]``.
     """
 
     rows: dict[str, Array]
@@ -89,8 +90,13 @@ class State:
     def batch(self) -> int:
         return len(self.ids)
 
+    @property
+    def total(self) -> int:
+        """Tokens of a sequence after the next ones."""
+        return self.context + int(self.ids.shape[1])
 
-def state(decoder: Decoder, batch: int, context: int) -> State:
+
+def state(decoder: Decoder, batch: int, context: int, tokens: int = 1) -> State:
     """Rows that are dear to make only once: a block repeated."""
     block = np.random.default_rng(1).standard_normal(1 << 20).astype(np.float32)
     rows = {}
@@ -98,7 +104,7 @@ def state(decoder: Decoder, batch: int, context: int) -> State:
         if entry.name.startswith("past"):
             heads, width = (entry.type.tensor_type.shape.dim[axis].dim_value for axis in (1, 3))
             rows[entry.name] = np.resize(block, (batch, heads, context, width))
-    return State(rows, np.arange(batch).reshape(-1, 1) % decoder.model.vocab)
+    return State(rows, np.arange(batch * tokens).reshape(batch, tokens) % decoder.model.vocab)
 
 
 @dataclass(frozen=True)
@@ -116,8 +122,8 @@ class Running:
 
 def grown(session: Any, now: State) -> Running:
     """The export: past in, past and one row more out."""
-    mask = np.ones((now.batch, now.context + 1), np.int64)
-    positions = np.full((now.batch, 1), now.context, np.int64)
+    mask = np.ones((now.batch, now.total), np.int64)
+    positions = np.tile(np.arange(now.context, now.total), (now.batch, 1))
     feeds = {"input_ids": now.ids, "attention_mask": mask, "position_ids": positions, **now.rows}
     return _bound(custom_ort.bind(session, feeds))
 
@@ -141,12 +147,25 @@ def in_place(decoder: Decoder, model: onnx.ModelProto, now: State, room: int, ti
     return Running(step, step)
 
 
+def prompt(decoder: Decoder, model: onnx.ModelProto, now: State, room: int) -> Running:
+    """The converted decoder with new sequences, which are freed again."""
+    run = custom_ort.DecodeSession(model, max_sequences=now.batch, capacity=room, sess_options=decoder.options)
+
+    def step() -> Array:
+        sequences, logits = run.prefill(now.ids)
+        for sequence in sequences:
+            run.free(sequence)
+        return logits
+
+    return Running(step, step)
+
+
 def group_query(session: Any, now: State, room: int) -> Running:
     """onnxruntime's operator as its generator binds it: past and present are one buffer of ``room`` tokens."""
     feeds: dict[str, Array] = {
         "input_ids": now.ids,
-        "seqlens": np.full(now.batch, now.context, np.int32),
-        "total": np.array(now.context + 1, np.int32),
+        "seqlens": np.full(now.batch, now.total - 1, np.int32),
+        "total": np.array(now.total, np.int32),
     }
     for name, rows in now.rows.items():
         feeds[name] = np.zeros((*rows.shape[:2], room, rows.shape[3]), np.float32)
@@ -178,11 +197,11 @@ class _Written:
                           if node.op_type == "MatMul" and node.input[1] in self._weights]  # fmt: skip
         self._used: dict[str, onnx.TensorProto] = {}
         self._inputs = [
-            helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["B", 1]),
+            helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["B", "S"]),
             helper.make_tensor_value_info("seqlens", TensorProto.INT32, ["B"]),
             helper.make_tensor_value_info("total", TensorProto.INT32, []),
         ]
-        self._outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", 1, decoder.model.vocab])]
+        self._outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", "S", decoder.model.vocab])]
 
     def model(self) -> onnx.ModelProto:
         sizes = self._decoder.model

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import onnx_ir as ir
 
@@ -12,6 +13,8 @@ from fusion.emit import Emitter
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import GraphView
 from fusion.facts.probe import Probe
+from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
+from fusion.facts.terms import Unreadable
 from fusion.reduction import NONE, Reduction
 from fusion.result import Refusal
 from fusion.surgery.packing import Join
@@ -19,6 +22,10 @@ from ir_ops.declaration import TensorSpec
 
 BLOCK = 10
 """Operators below this size are building blocks: where one does not fit, another one of them may."""
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Refused(Exception):
@@ -35,6 +42,22 @@ class Refused(Exception):
         """The record for the report, placed at ``value`` where nothing more exact is known."""
         place = view.place(self.value if self.value is not None else value, layer)
         return Refusal(self.code, place, layer, rule, self.fact, self.found, self.wanted, self.suggestion)
+
+
+def evaluated(build: Callable[P, T]) -> Callable[P, T]:
+    """What a builder raises at values that cannot be evaluated or followed at trial sizes refuses the place."""
+
+    @functools.wraps(build)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return build(*args, **kwargs)
+        except (Conflict, OutOfRange, Unsupported, Unreadable) as error:
+            found = str(error) or "parts that do not go together"
+            raise Refused(
+                "unreadable", "the match can be evaluated at one set of sizes", found, "sizes that agree"
+            ) from None
+
+    return guarded
 
 
 @dataclass

@@ -12,8 +12,10 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from fusion.candidate import BLOCK, Candidate, Refused, Rule
+from fusion.detours import Detours, Shortcut
 from fusion.emit import Emitter
 from fusion.facts.analysis import Facts, analyse
+from fusion.facts.graph import GraphView
 from fusion.facts.types import clear_types, fill_types
 from fusion.once import compute_once
 from fusion.proof import Disproved, Prover
@@ -46,13 +48,15 @@ class Options:
 class Found:
     """What was found in a graph: proven candidates with their proofs, and refusals.
 
-    ``typed`` are values that were given a type for the time of recognition, ``order`` is the position of each node.
+    ``typed`` are values that were given a type for the time of recognition, ``shortcuts`` are operands that were
+    read in front of nodes that change nothing, ``order`` is the position of each node.
     """
 
     proven: list[tuple[Candidate, Proof]] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     timings: dict[str, float] = field(default_factory=dict)
     typed: list[ir.Value] = field(default_factory=list)
+    shortcuts: list[Shortcut] = field(default_factory=list)
     order: dict[int, int] = field(default_factory=dict)
 
 
@@ -75,15 +79,19 @@ def find(model: ir.Model, options: Options, stands_for: Mapping[str, int] | None
     found = Found()
     started = time.perf_counter()
     found.typed = fill_types(model.graph)
-    facts = analyse(model.graph, model.opset_imports.get("", 0))
-    facts.view.stands_for = stands_for or {}
     found.order = {id(node): place for place, node in enumerate(model.graph)}
+    taken = {value.name for value in all_values(model.graph) if value.name}
+    view = GraphView(model.graph, model.opset_imports.get("", 0))
+    view.stands_for = stands_for or {}
+    detours = Detours(view)
+    facts = analyse(view)
     found.timings = {"facts": time.perf_counter() - started, "match": 0.0, "prove": 0.0}
-    search = _Search(facts, options, found, {value.name for value in all_values(model.graph) if value.name})
+    search = _Search(facts, options, found, taken)
     for rule in all_rules():
         if not options.only or rule.op in options.only:
             search.run(rule)
     found.refusals += search.refusals()
+    found.shortcuts = detours.end()
     facts.view.forget()
     return found
 
@@ -232,6 +240,7 @@ def apply(model: ir.Model, found: Found, pack: Pack = "auto") -> list[Site]:
         pack: whether projections that fused operators want side by side are packed into one.
     """
     graph = model.graph
+    _keep_shortcuts(found)
     # what fused nodes read and deliver keeps its type: their bodies are made for it
     needed = {id(item) for candidate, _ in found.proven for node in candidate.emitter.nodes for item in node.inputs}
     clear_types([value for value in found.typed if id(value) not in needed])
@@ -250,6 +259,18 @@ def apply(model: ir.Model, found: Found, pack: Pack = "auto") -> list[Site]:
         for candidate, _ in found.proven:
             removed[id(candidate)] = sum(id(node) not in alive for node in candidate.region)
     return [site_of(candidate, proof, removed[id(candidate)]) for candidate, proof in found.proven]
+
+
+def _keep_shortcuts(found: Found) -> None:
+    """Readers of what fusions deliver, or whose shape is asked of another value, read it where it was found."""
+    left = {
+        id(old)
+        for candidate, _ in found.proven
+        for old, _ in (*candidate.replaced, *candidate.shapes, *candidate.stand_ins)
+    }
+    for node, place, source in found.shortcuts:
+        if id(source) in left:
+            node.replace_input_with(place, source)
 
 
 def _tell_ranks(candidate: Candidate) -> None:

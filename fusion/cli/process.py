@@ -1,6 +1,7 @@
 """What a process that belongs to one command does without: it is short, and most of it would be starting up.
 
-* The garbage collector: what is garbage goes with the process.
+* The garbage collector, while it works and when it ends: what is garbage goes with the process. Python would look
+  through all that is left of a large model once more before it exits.
 * sympy, which `onnx_ir` brings for arithmetic on symbolic dims. Nothing here computes with these, and it takes longer
   to load than a small model to explain. It is loaded when somebody looks inside.
 * Threads of numpy's matrix products: those of a proof are so small that handing them over costs more than it saves,
@@ -9,6 +10,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
@@ -36,6 +38,7 @@ class Postponing:
 def prepare() -> None:
     """Sets the process up; before anything heavy is imported."""
     gc.disable()
+    atexit.register(gc.freeze)
     sys.meta_path.insert(0, Postponing)
     for name in _THREADS:
         os.environ.setdefault(name, "1")

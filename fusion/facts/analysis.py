@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-import onnx_ir as ir
-
 from fusion.facts.cache_write import CacheWrite
 from fusion.facts.graph import GraphView
 from fusion.facts.large_caches import find_large
@@ -63,9 +61,8 @@ class Facts:
         return self.view.layer_of(write.cache, write.out)
 
 
-def analyse(graph: ir.Graph, opset: int) -> Facts:
+def analyse(view: GraphView) -> Facts:
     """Reads all facts of a graph whose functions are inlined."""
-    view = GraphView(graph, opset)
     spines = find_spines(view)
     find_large(view, spines)
     norms = {id(norm.y): norm for norm in find_norms(view, Survey(view))}

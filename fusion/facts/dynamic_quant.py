@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, uses
-from fusion.facts.norm import stripped
 from fusion.facts.parameters import Reason
 from fusion.facts.static_quant import is_quantising
+from fusion.facts.strip import stripped
 
 LARGEST = 127.0
 _VIEWS = ("Unsqueeze", "Squeeze", "Reshape", "Identity", "Cast")

@@ -158,7 +158,7 @@ class GraphView:
         return self.tensor(value) is not None
 
     def structural(self, value: ir.Value) -> Array | None:
-        """A constant that is structure, not a parameter: integers, float scalars, float masks of -1, 0 and 1."""
+        """A constant that is structure, not a parameter: integers, float scalars, masks of one number and 0."""
         known = self._structural.get(id(value))
         if known is None:
             known = self._structural[id(value)] = (value, self._read_structural(value))
@@ -176,7 +176,7 @@ class GraphView:
         if array is None or array.size == 1:
             return array
         wide = array.astype(np.float64)
-        mask = np.isin(wide, (-1.0, 0.0, 1.0)).all() and wide.min() != wide.max()
+        mask = np.isin(np.abs(wide), (0.0, np.abs(wide).max())).all() and wide.min() != wide.max()
         return array if mask else None
 
     def scalar(self, value: ir.Value | None) -> float | None:

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, uses
-from fusion.facts.norm import NormFact, squared_value, stripped
+from fusion.facts.norm import NormFact, squared_value
 from fusion.facts.parameters import Reason
+from fusion.facts.strip import stripped
 
 _FORWARD = ("Mul", "Div", "Pow", "Sqrt", "Reciprocal", "Cast", "Identity", "Add", "Unsqueeze", "Reshape", "Expand")
 _REACH = 8
@@ -18,11 +19,12 @@ _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2")
 
 def near_norms(view: GraphView, norms: Iterable[NormFact]) -> list[Reason]:
     """A reason for every reduction of squares that leads to a root or a division and is part of no norm."""
-    known = {id(node) for norm in norms for node in norm.nodes}
+    known = {view.number(item) for norm in norms for node in norm.nodes for item in node.outputs}
     found = []
     for node in view.graph:
-        if node.op_type in _REDUCTIONS and node.domain in ("", "ai.onnx") and id(node) not in known:
-            reason = _reason(view, node)
+        if node.op_type in _REDUCTIONS and node.domain in ("", "ai.onnx"):
+            # computed alike is part of the norm too
+            reason = None if view.number(node.outputs[0]) in known else _reason(view, node)
             if reason is not None:
                 found.append(reason)
     return found

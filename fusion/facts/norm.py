@@ -7,17 +7,23 @@ that are a norm by themselves. Refused by construction: another axis, another n,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
-from fusion.facts.graph import GraphView, dims_of, dtype_name, uses
+from fusion.facts.graph import GraphView, dims_of, uses
+from fusion.facts.product import Algebra, Product
 from fusion.facts.settle import Survey
-from ir_ops.dtypes import by_onnx
+from fusion.facts.strip import signless, stripped
 
 _FUSED = ("RMSNormalization", "SimplifiedLayerNormalization")
 _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2")
 _STEP = ("Mul", "Div", "Pow", "Sqrt", "Reciprocal", "Neg", "Cast", "Identity")
+_ROUNDED = 1e-6
+"""How far a float32 constant may be from a number, its reciprocal or its root."""
+_PARTS = 3
+"""Factors in which a sum of squares may be divided by its number."""
 _VIEWS = ("Identity", "Cast", "Unsqueeze", "Reshape", "Squeeze", "Expand")
 """What may stand between the steps of the mean; that a view is no other axis is for the proof to say."""
 
@@ -33,6 +39,7 @@ class NormFact:
         epsilon: what is added to the mean square.
         count: the number of elements the mean divides by, or the value that holds it; None for a mean over the axis.
         nodes: the nodes between x and y.
+        factor: a number that every element is multiplied by as well: the weight is gamma times it.
     """
 
     y: ir.Value
@@ -41,6 +48,12 @@ class NormFact:
     epsilon: float
     count: float | ir.Value | None
     nodes: tuple[ir.Node, ...]
+    factor: float = 1.0
+
+    def slack(self, width: int) -> float:
+        """How far the result may move because the number of elements is written as a rounded reciprocal."""
+        off = abs(self.count / width - 1) if isinstance(self.count, float) and width else 0.0
+        return off if off < _ROUNDED else 0.0
 
 
 @dataclass(frozen=True)
@@ -51,41 +64,6 @@ class _Mean:
     count: float | ir.Value | None
     nodes: tuple[ir.Node, ...]
     raw: bool = False
-
-
-@dataclass
-class _Product:
-    """``coef`` times bases (by value number) to their exponents."""
-
-    coef: float
-    powers: dict[int, float]
-    values: dict[int, ir.Value] = field(default_factory=dict)
-
-    def times(self, other: _Product, sign: float) -> _Product:
-        powers = dict(self.powers)
-        for base, power in other.powers.items():
-            powers[base] = powers.get(base, 0.0) + sign * power
-        coef = self.coef * other.coef if sign > 0 else self.coef / other.coef if other.coef else float("nan")
-        kept = {base: power for base, power in powers.items() if power}
-        return _Product(coef, kept, {**self.values, **other.values})
-
-    def raised(self, power: float) -> _Product:
-        if self.coef <= 0 and power != int(power):
-            return _Product(float("nan"), {})
-        return _Product(self.coef**power, {base: own * power for base, own in self.powers.items()}, self.values)
-
-
-def stripped(view: GraphView, value: ir.Value) -> ir.Value:
-    """The value behind Identity and Casts between float types."""
-    while True:
-        value = view.root(value)
-        node = value.producer()
-        if node is None or node.op_type != "Cast" or node.inputs[0] is None:
-            return value
-        source = dtype_name(node.inputs[0])
-        if not by_onnx(int(view.attrs(node)["to"])).is_float or (source and "float" not in source):
-            return value
-        value = node.inputs[0]
 
 
 def find_norms(view: GraphView, survey: Survey) -> list[NormFact]:
@@ -162,29 +140,19 @@ def _square(view: GraphView, reduction: ir.Node) -> tuple[ir.Value, tuple[ir.Nod
     operand = reduction.inputs[0]
     assert operand is not None
     if reduction.op_type in ("ReduceSumSquare", "ReduceL2"):
-        return _signless(view, operand), (reduction,)
+        return signless(view, operand)[1], (reduction,)
     square = stripped(view, operand)
     node = square.producer()
     if node is None:
         return None
     first = node.inputs[0]
     if node.op_type == "Pow" and view.scalar(node.inputs[1]) == 2.0 and first is not None:
-        return _signless(view, first), (node, reduction)
+        return signless(view, first)[1], (node, reduction)
     if node.op_type == "Mul" and first is not None and node.inputs[1] is not None:
-        left, right = _signless(view, first), _signless(view, node.inputs[1])
+        left, right = signless(view, first)[1], signless(view, node.inputs[1])[1]
         if view.number(left) == view.number(right):
             return left, (node, reduction)
     return None
-
-
-def _signless(view: GraphView, value: ir.Value) -> ir.Value:
-    """The value behind casts and Neg: both square to the same."""
-    value = stripped(view, value)
-    node = value.producer()
-    while node is not None and node.op_type == "Neg" and node.inputs[0] is not None:
-        value = stripped(view, node.inputs[0])
-        node = value.producer()
-    return value
 
 
 def _reduces_last(view: GraphView, survey: Survey, reduction: ir.Node) -> bool:
@@ -216,14 +184,16 @@ def _means(view: GraphView, reduction: ir.Node) -> list[_Mean]:
     if reduction.op_type == "ReduceL2":
         totals = [(node.outputs[0], (node,)) for item, _ in totals for node in _squares_of(view, item)]
     found = [_Mean(total, None, nodes, raw=True) for total, nodes in totals]
-    for total, nodes in totals:
-        for use, position in uses(total):
-            factor = _other_scalar(view, use, total)
-            if factor and use.op_type == "Mul":
-                found.append(_Mean(use.outputs[0], 1.0 / factor, (*nodes, use)))
-            elif factor and use.op_type == "Div" and position == 0:
-                found.append(_Mean(use.outputs[0], factor, (*nodes, use)))
-            elif use.op_type == "Div" and position == 0 and use.inputs[1] is not None:
+    divided = [(total, 1.0, nodes) for total, nodes in totals]
+    for value, count, nodes in divided:  # grows while it is walked: the number may come in parts
+        for use, position in uses(value):
+            factor = _other_scalar(view, use, value)
+            if factor and (use.op_type == "Mul" or (use.op_type == "Div" and position == 0)):
+                now = count / factor if use.op_type == "Mul" else count * factor
+                found.append(_Mean(use.outputs[0], now, (*nodes, use)))
+                if len(nodes) < _PARTS:
+                    divided.append((use.outputs[0], now, (*nodes, use)))
+            elif use.op_type == "Div" and position == 0 and use.inputs[1] is not None and count == 1:
                 # a width taken from a shape; the trial sizes tell whether it is one
                 found.append(_Mean(use.outputs[0], use.inputs[1], (*nodes, use)))
     return found
@@ -231,11 +201,11 @@ def _means(view: GraphView, reduction: ir.Node) -> list[_Mean]:
 
 def _squares_of(view: GraphView, value: ir.Value) -> list[ir.Node]:
     """Nodes that square a value."""
-    root = view.root(value)
+    own = view.number(value)
     return [
         use
         for use, place in uses(value)
-        if (use.op_type == "Mul" and all(item is not None and view.root(item) is root for item in use.inputs))
+        if (use.op_type == "Mul" and all(item is not None and view.number(item) == own for item in use.inputs))
         or (use.op_type == "Pow" and place == 0 and view.scalar(use.inputs[1]) == 2.0)
     ]
 
@@ -253,81 +223,45 @@ def _products(
 ) -> list[NormFact]:
     """Follows the mean forward as long as it stays a product, and picks the values that are the norm of x."""
     base, target = view.number(root.outputs[0]), view.number(x)
-    forms: dict[int, _Product] = {id(root.outputs[0]): _Product(1.0, {base: 1.0})}
+    algebra = Algebra(view, {base, target})
+    algebra.enter(root.outputs[0], Product(1.0, {base: 1.0}))
     inner: dict[int, tuple[ir.Node, ...]] = {id(root.outputs[0]): nodes}
     queue, complete = [root.outputs[0]], []
     while queue:
         value = queue.pop(0)
         for use, _ in uses(value):
-            if use.domain not in ("", "ai.onnx") or id(use.outputs[0]) in forms:
+            if use.domain not in ("", "ai.onnx") or id(use.outputs[0]) in inner:
                 continue
             if use.op_type in _STEP:
-                form = _step(view, use, forms, target)
+                form = algebra.step(use)
             else:
                 # a view of the inverse root alone; of the whole row it would be movement
-                form = forms[id(value)] if use.op_type in _VIEWS and target not in forms[id(value)].powers else None
+                form = algebra.form(value)
+                form = form if use.op_type in _VIEWS and target not in form.powers else None
             if form is None or form.powers.get(base, 0.0) == 0.0:
                 continue
-            forms[id(use.outputs[0])] = form
+            algebra.enter(use.outputs[0], form)
             path = tuple(node for item in use.inputs if item is not None for node in inner.get(id(item), ()))
             inner[id(use.outputs[0])] = (*path, use)
             queue.append(use.outputs[0])
-            scaled = form.coef > 0 if mean.raw else abs(form.coef - 1.0) < 1e-12
-            if form.powers.get(base) == -0.5 and form.powers.get(target) == 1.0 and scaled:
+            # of a sum of squares the factor tells the count, which has no sign
+            is_number = form.coef > 0 if mean.raw else np.isfinite(form.coef) and form.coef != 0
+            if form.powers.get(base) == -0.5 and form.powers.get(target) == 1.0 and is_number:
                 complete.append((use.outputs[0], form))
     return _chosen(view, x, complete, base, target, epsilon, mean, inner)
-
-
-def _step(view: GraphView, node: ir.Node, forms: dict[int, _Product], target: int) -> _Product | None:
-    operands = [item for item in node.inputs if item is not None]
-    first = _form(view, operands[0], forms, target)
-    if node.op_type in ("Identity", "Cast"):
-        return first
-    if node.op_type == "Neg":
-        return _Product(-first.coef, first.powers, first.values)
-    if node.op_type == "Sqrt":
-        return first.raised(0.5)
-    if node.op_type == "Reciprocal":
-        return first.raised(-1.0)
-    if node.op_type == "Pow":
-        power = view.scalar(operands[1])
-        return None if power is None else first.raised(power)
-    return first.times(_form(view, operands[1], forms, target), 1.0 if node.op_type == "Mul" else -1.0)
-
-
-def _form(view: GraphView, value: ir.Value, forms: dict[int, _Product], target: int, depth: int = 3) -> _Product:
-    known = forms.get(id(value))
-    if known is not None:
-        return known
-    number = view.scalar(value)
-    if number is not None:
-        return _Product(number, {})
-    sign, inner = 1.0, stripped(view, value)
-    node = inner.producer()
-    while node is not None and node.op_type == "Neg" and node.inputs[0] is not None:
-        sign, inner = -sign, stripped(view, node.inputs[0])
-        node = inner.producer()
-    base = view.number(inner)
-    if base != target and depth and node is not None and node.op_type in ("Mul", "Div") and len(node.inputs) == 2:
-        # gamma may be on x before the root mean square is
-        parts = [_form(view, item, forms, target, depth - 1) for item in node.inputs if item is not None]
-        if len(parts) == 2 and any(target in part.powers for part in parts):
-            product = parts[0].times(parts[1], 1.0 if node.op_type == "Mul" else -1.0)
-            return _Product(sign * product.coef, product.powers, product.values)
-    return _Product(sign, {base: 1.0}, {base: inner})
 
 
 def _chosen(
     view: GraphView,
     x: ir.Value,
-    complete: list[tuple[ir.Value, _Product]],
+    complete: list[tuple[ir.Value, Product]],
     base: int,
     target: int,
     epsilon: float,
     mean: _Mean,
     inner: dict[int, tuple[ir.Node, ...]],
 ) -> list[NormFact]:
-    """One fact per gamma, at its earliest value; the bare norm only when no gamma follows it."""
+    """One fact per gamma, at its earliest value without a factor; the bare norm only when no gamma follows it."""
     chosen: dict[int | None, NormFact] = {}
     for value, form in complete:
         extra = {number: power for number, power in form.powers.items() if number not in (base, target)}
@@ -341,22 +275,33 @@ def _chosen(
         else:
             continue
         nodes = tuple(dict.fromkeys(inner[id(value)]))
-        node = value.producer()
-        # x * sqrt(n) / sqrt(sum + n * epsilon): n is the square of the factor
-        count = form.coef**2 if mean.raw else mean.count
-        fact = NormFact(value, x, gamma, epsilon / form.coef**2 if mean.raw else epsilon, count, nodes)
+        fact = _fact(value, x, gamma, epsilon, mean, nodes, form.coef)
         before = chosen.get(key)
-        if before is None or (node is not None and view.order(node) < view.order(_producer(before.y))):
+        if before is None or _rank(view, fact) < _rank(view, before):
             chosen[key] = fact
     if len(chosen) > 1:
         chosen.pop(None, None)
     return list(chosen.values())
 
 
-def _producer(value: ir.Value) -> ir.Node:
-    node = value.producer()
+def _fact(
+    y: ir.Value, x: ir.Value, gamma: ir.Value | None, epsilon: float, mean: _Mean, nodes: tuple[ir.Node, ...],
+    factor: float,
+) -> NormFact:  # fmt: skip
+    if not mean.raw:
+        return NormFact(y, x, gamma, epsilon, mean.count, nodes, factor)
+    # x * sqrt(n) / sqrt(sum + n * epsilon): where the width is told, what is not its root belongs to gamma
+    width = (dims_of(x) or (None,))[-1]
+    rest = factor / width**0.5 if isinstance(width, int) and width > 0 else 1.0
+    count, rest = (factor**2, 1.0) if abs(rest - 1) < _ROUNDED else ((factor / rest) ** 2, rest)
+    return NormFact(y, x, gamma, epsilon / count, count, nodes, rest)
+
+
+def _rank(view: GraphView, norm: NormFact) -> tuple[bool, int]:
+    """Norms without a factor first, then the earliest."""
+    node = norm.y.producer()
     assert node is not None
-    return node
+    return norm.factor != 1, view.order(node)
 
 
 def _may_be_gamma(view: GraphView, value: ir.Value) -> bool:

@@ -15,6 +15,10 @@ import numpy as np
 import onnx_ir as ir
 
 _COMMUTATIVE = frozenset(("Add", "Mul", "Max", "Min", "Equal", "And", "Or"))
+_RANDOM = frozenset(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
+                     "Bernoulli", "Dropout"))  # fmt: skip
+"""Operators that may give something else each time."""
+_SQUARE = "square"
 SMALL = 64
 """Float constants up to this many elements may be read, and only then when they are masks or scalars."""
 
@@ -117,13 +121,25 @@ class Numbering:
             operands.sort()
         dims = [self._view.declared(output) if self._declared else None for output in outputs]
         kind = self._kind[id(node)] = (*_kind(node), *dims)
-        key = (kind, *operands)
+        # x^2 is x * x, whatever else tells nodes apart
+        key = (_SQUARE, operands[0]) if self._is_square(node) else (kind, *operands)
         for place, output in enumerate(outputs):
             numbers[id(output)] = self._of_key.setdefault((key, place) if place else key, len(self._of_key))
+
+    def _is_square(self, node: ir.Node) -> bool:
+        if self._root is None or node.op_type not in ("Mul", "Pow") or node.domain not in ("", "ai.onnx"):
+            return False
+        left, right = node.inputs
+        if node.op_type == "Mul":
+            return self._number.get(id(left)) == self._number.get(id(right))
+        power = None if right is None else self._view.structural(right)
+        return power is not None and power.size == 1 and float(power.reshape(-1)[0]) == 2
 
 
 def _kind(node: ir.Node) -> tuple[Hashable, ...]:
     """What a node does with its operands; a node with subgraphs is like no other."""
+    if node.op_type in _RANDOM:
+        return ("node", id(node))
     frozen = sorted((name, _frozen(attr)) for name, attr in node.attributes.items()) if node.attributes else ()
     if any(item is None for _, item in frozen):
         return ("node", id(node))

@@ -84,6 +84,12 @@ class Probe:
         variant._base = self
         return variant
 
+    def resized(self, sizes: Sizes) -> Probe:
+        """The same trial with other sizes."""
+        variant = Probe(self.view, self.seed, sizes, self.numbers)
+        variant._given_up = self._given_up
+        return variant
+
     def input_shape(self, value: ir.Value) -> tuple[int, ...] | None:
         dims = dims_of(value)
         if dims is None:

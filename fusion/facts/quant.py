@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, dtype_name
-from fusion.facts.norm import stripped
+from fusion.facts.strip import stripped
 from ir_ops.dtypes import by_onnx
 
 

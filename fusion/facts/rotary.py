@@ -8,12 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from fusion.facts.semantics.fused import is_interleaved
 from fusion.facts.terms import Sym, add, joined, multiply
 from ir_ops.dtypes import Array
 
 
 def rotary_terms(attrs: Mapping[str, Any], x: Sym, cos: Sym, sin: Sym) -> Sym | None:
-    """The rotated x, None where the attributes do not tell the heads of a rank 3 x."""
+    """The rotated x, None where the attributes do not tell the heads of a rank 3 x.
+
+    Raises:
+        Unsupported: numbers in attributes that the definition does not know.
+    """
     heads = int(attrs.get("num_heads", 0))
     rank = len(x.shape)
     if rank == 3 and (heads <= 0 or x.shape[-1] % heads):
@@ -22,7 +27,7 @@ def rotary_terms(attrs: Mapping[str, Any], x: Sym, cos: Sym, sin: Sym) -> Sym | 
     if rank == 3:
         flat = flat.reshape(x.shape[0], x.shape[1], heads, -1).transpose(0, 2, 1, 3)
     width = int(attrs.get("rotary_embedding_dim", 0)) or flat.shape[-1]
-    half, woven = width // 2, bool(attrs.get("interleaved"))
+    half, woven = width // 2, is_interleaved(attrs)
     first, second = (x.take(part) for part in _pairs(flat[..., :width], half, woven))
     table = np.arange(math.prod(cos.shape)).reshape(cos.shape)[:, None, :, :half]
     c, s = cos.take(table), sin.take(table)

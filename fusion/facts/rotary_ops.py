@@ -7,6 +7,8 @@ import onnx_ir as ir
 from fusion.facts.graph import GraphView
 from fusion.facts.parameters import Reason
 from fusion.facts.probe import Probe
+from fusion.facts.semantics import Unsupported
+from fusion.facts.semantics.fused import is_interleaved
 from fusion.facts.turned import Tabled, Turned
 
 _OPERANDS = {"": (0, 1, 2, 3), "ai.onnx": (0, 1, 2, 3), "com.microsoft": (0, 2, 3, 1)}
@@ -38,7 +40,10 @@ def read_rotary(view: GraphView, probe: Probe, node: ir.Node) -> Turned | Reason
             return Reason("row-form", "RotaryEmbedding", "heads that cannot be told", "num_heads", out)
     columns = shape[-1] // (heads or 1)
     width = width or min(columns, 2 * half)
-    woven = bool(attrs.get("interleaved", 0))
+    try:
+        woven = is_interleaved(attrs)
+    except Unsupported as error:
+        return Reason("rope-interleaved", "interleaved is 0 or 1", str(error), "0 or 1", out)
     if width != 2 * half or (woven and width != columns):
         return Reason("rope-columns", "rotated columns", f"{width} of {columns}, tables of {half}", "whole rows", out)
     if positions is not None:

@@ -53,7 +53,7 @@ def _tied(probe: Probe, wanted: list[ir.Value]) -> Sizes | None:
                 break
             except Conflict as conflict:
                 sizes = probe.sizes.copy()
-                if sizes.unify(conflict.left, conflict.right, conflict.divides):
+                if sizes.unify(conflict.left, conflict.right, conflict.divides, conflict.or_one):
                     return sizes
                 probe.give_up(conflict.place)
     return None

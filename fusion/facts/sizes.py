@@ -44,6 +44,8 @@ class Sizes:
         self._rule: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._factor: dict[str, int] = {}
         self._taken: set[int] = set()
+        self._or_one: set[str] = set()
+        """Symbols that were tied because they meet by broadcasting: they may be 1 instead."""
         self.shrunk = Shrunk()
         """Small sizes in place of large static ones."""
 
@@ -55,12 +57,14 @@ class Sizes:
         twin._parent, twin._value = dict(self._parent), dict(self._value)
         twin.shrunk = self.shrunk
         twin._rule, twin._factor, twin._taken = dict(self._rule), dict(self._factor), set(self._taken)
+        twin._or_one = set(self._or_one)
         return twin
 
     def state(self) -> Hashable:
         """Equal for sizes that are equal and will stay so under equal conflicts."""
         parts = (self._parent, self._value, self._rule, self._factor)
-        return (self._small, self.run, self.multiple, self.shrunk, *(tuple(sorted(part.items())) for part in parts))
+        tied = (tuple(sorted(part.items())) for part in parts)
+        return (self._small, self.run, self.multiple, self.shrunk, *tied, tuple(sorted(self._or_one)))
 
     def resized(self, wanted: Mapping[str, int]) -> Sizes | None:
         """The same ties with other sizes of some symbols; None where a tie settles one of them otherwise."""
@@ -105,11 +109,37 @@ class Sizes:
             return sizes[0] * sizes[1] if kind == "mul" else sizes[0] + sizes[1]
         return self._value[root]
 
-    def unify(self, left: int, right: int, divides: bool = False) -> bool:
+    def unify(self, left: int, right: int, divides: bool = False, or_one: bool = False) -> bool:
         """Ties symbols so that the sizes ``left`` and ``right`` become equal; False when no tie explains them.
 
-        With ``divides`` it is enough that ``right`` divides ``left``.
+        With ``divides`` it is enough that ``right`` divides ``left``; ``or_one`` notes that one of them may be 1 too.
         """
+        before = {symbol: (self._parent[symbol], symbol in self._rule) for symbol in self._parent} if or_one else {}
+        if not self._unified(left, right, divides):
+            return False
+        self._or_one |= {
+            symbol for symbol, was in before.items() if was != (self._parent[symbol], symbol in self._rule)
+        }
+        return True
+
+    def with_ones(self) -> list[Sizes]:
+        """The same sizes, but one of the symbols that met by broadcasting, or all it was tied to, is 1."""
+        found = []
+        for symbol in sorted(self._or_one):
+            alone, others = self.copy(), self.copy()
+            for twin in (alone, others):
+                twin._parent[symbol] = symbol
+                twin._rule.pop(symbol, None)
+            size = self.size(symbol)
+            alone._value[symbol], others._value[symbol] = 1, size
+            root = self.find(symbol)
+            if root != symbol and root not in others._rule:
+                others._value[root] = 1
+                found.append(others)
+            found.append(alone)
+        return found
+
+    def _unified(self, left: int, right: int, divides: bool) -> bool:
         if divides and self.multiple > 1 and self._tie_divisible(left, right):
             return True
         for a, b in ((left, right), (right, left)):

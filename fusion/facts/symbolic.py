@@ -19,6 +19,9 @@ from fusion.facts.semantics import OutOfRange, Unsupported, lookup
 from fusion.facts.terms import Sym, Unreadable, add, constant_sym, joined, multiply, reciprocal
 from ir_ops.dtypes import Array, by_onnx
 
+_IN_A_ROW = 4
+"""Products with numbers that are read as one."""
+
 
 @dataclass
 class Source:
@@ -113,7 +116,10 @@ class Symbolic:
                 return None
             x = self.read(_operand(node, 0), budget - 2)
             cos, sin = (self.read(_operand(node, place), 0) for place in (1, 2))
-            return rotary_terms(self.view.attrs(node), x, cos, sin)
+            try:
+                return rotary_terms(self.view.attrs(node), x, cos, sin)
+            except Unsupported as error:
+                raise Unreadable(str(error)) from None
         return None
 
     def _cast(self, node: ir.Node, budget: int) -> Sym | None:
@@ -157,11 +163,14 @@ class Symbolic:
 
     def _arithmetic(self, node: ir.Node, budget: int) -> Sym | None:
         left, right = _operand(node, 0), _operand(node, 1)
-        free = any(self._is_neutral(node.op_type, side, operand) for side, operand in enumerate((left, right)))
-        if not free:
+        numbers = self._numbers(node)
+        adds_zero = node.op_type in ("Add", "Sub", "Sum") and any(self._is_zero(side) for side in (left, right))
+        if not adds_zero and not (numbers is not None and _is_neutral(numbers[1])):
             if budget == 0:
                 return None
             budget -= 1
+        if numbers is not None:
+            return multiply(self.read(numbers[0], budget), constant_sym(numbers[1]))
         a, b = self.read(left, budget), self.read(right, budget)
         if node.op_type in ("Add", "Sub", "Sum"):
             return add(a, b, -1.0 if node.op_type == "Sub" else 1.0)
@@ -170,19 +179,43 @@ class Symbolic:
             return None if inverse is None else multiply(a, inverse)
         return multiply(a, b)
 
-    def _is_neutral(self, op_type: str, side: int, operand: ir.Value) -> bool:
-        """A factor -1 or a structural mask, or adding structural zeros, costs no budget.
+    def _numbers(self, node: ir.Node | None) -> tuple[ir.Value, Array] | None:
+        """What numbers are multiplied with, and their product: one after the other they count as one."""
+        found: tuple[ir.Value, Array] | None = None
+        for _ in range(_IN_A_ROW):
+            step = None if node is None else self._number(node)
+            if step is None:
+                break
+            found = step if found is None else (step[0], step[1] * found[1])
+            value = self.view.root(step[0])
+            node = None if id(value) in self.stops else value.producer()
+        return found
 
-        Other numbers do: a scaled cos table is a source by itself, the number belongs to it.
-        """
+    def _number(self, node: ir.Node) -> tuple[ir.Value, Array] | None:
+        """What a structural constant is multiplied with in one node; a divisor as what it multiplies with."""
+        if node.op_type not in ("Mul", "Div") or node.domain not in ("", "ai.onnx"):
+            return None
+        for side in (0, 1) if node.op_type == "Mul" else (1,):
+            constant = self.view.structural(self.view.root(_operand(node, side)))
+            if constant is not None and constant.dtype.kind != "b":
+                wide = constant.astype(np.float64)
+                if node.op_type == "Mul":
+                    return _operand(node, 1 - side), wide
+                return (_operand(node, 0), 1.0 / wide) if (wide != 0).all() else None
+        return None
+
+    def _is_zero(self, operand: ir.Value) -> bool:
+        """Structural zeros, which may be added for nothing."""
         constant = self.view.structural(self.view.root(operand))
-        if constant is None or constant.dtype.kind == "b":
-            return False
-        wide = constant.astype(np.float64)
-        if op_type in ("Mul", "Div"):
-            sign_or_mask = wide.size > 1 or float(wide.reshape(-1)[0]) == -1.0
-            return sign_or_mask and (op_type == "Mul" or (side == 1 and bool((wide != 0).all())))
-        return not wide.any()
+        return constant is not None and constant.dtype.kind != "b" and not constant.astype(np.float64).any()
+
+
+def _is_neutral(numbers: Array) -> bool:
+    """A sign or a mask costs no budget.
+
+    Other numbers do: a scaled cos table is a source by itself, the number belongs to it.
+    """
+    return bool(np.isin(numbers, (-1.0, 0.0, 1.0)).all()) and (numbers.size > 1 or bool(numbers.all()))
 
 
 def _operand(node: ir.Node, position: int) -> ir.Value:

@@ -29,6 +29,27 @@ class LocalProbe(Probe):
         return self._given.get(id(value)) or super()._ready(value)
 
 
+def with_ones(view: GraphView, probe: Probe, targets: Iterable[ir.Value] = ()) -> list[Probe]:
+    """Probes under which one of the sizes that only broadcasting made equal is 1; none where names tell all sizes.
+
+    Args:
+        targets: values that the graph still has to compute.
+    """
+    key = ("ones", probe.seed, probe.numbers, probe.sizes.state())
+    found: list[Probe] | None = view.kept.get(key)
+    if found is None:
+        found = view.kept[key] = [probe.resized(sizes) for sizes in probe.sizes.with_ones()]
+    return [one for one in found if all(shape_under(one, target) is not None for target in targets)]
+
+
+def shape_under(probe: Probe, value: ir.Value) -> tuple[int, ...] | None:
+    """The shape of a value, None where the graph does not run at the sizes."""
+    try:
+        return probe.shape(value)
+    except (Conflict, OutOfRange, Unsupported):
+        return None
+
+
 class Trials:
     """Probes of the whole graph, the same ones for everybody: what one question evaluates the next finds evaluated.
 
@@ -64,6 +85,12 @@ class Trials:
     def fresh(self, targets: Sequence[ir.Value]) -> Probe | None:
         """A probe at sizes that no fact was read under."""
         return self.probe(FRESH_SEED, targets)
+
+    def same_shape(self, left: ir.Value, right: ir.Value) -> bool:
+        """Whether two values have one shape, also where one could be broadcast to the other."""
+        probes = self.probes([left, right])
+        tried = [*probes, *(with_ones(self._view, probes[0]) if probes else ())]
+        return bool(probes) and all(shape_under(probe, left) == shape_under(probe, right) for probe in tried)
 
     def shapes(self, value: ir.Value) -> list[tuple[int, ...]]:
         """The shape under each probe; empty where it is not known."""

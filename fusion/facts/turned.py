@@ -170,7 +170,7 @@ class _Reading:
     def _rows_of_x(self) -> list[tuple[ir.Value, str, bool]]:
         """Values that hold x row by row, the mode, and whether it needs another shape: nearest first.
 
-        Values of the right shape come before others; the first of each mode is enough.
+        One of each mode is enough, of the right shape if there is one.
         """
         others = [root for root in self.roots[1:] if root is not self.roots[0]]
         known = list(values_near(self.symbolic, self.rotation.source, [self.out], others))
@@ -183,7 +183,8 @@ class _Reading:
                 mode = self._mode(position.reshape(-1, self.shape[-1]))
                 if mode and mode not in found:
                     found[mode] = (value, mode, reshaped)
-        return list(found.values())
+        nearness = {id(value): place for place, (value, _) in enumerate(known)}
+        return sorted(found.values(), key=lambda entry: nearness[id(entry[0])])
 
     def _mode(self, rows: Array) -> str:
         """The mode that turns ``rows`` into what was read, "" for none."""

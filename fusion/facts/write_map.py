@@ -63,7 +63,8 @@ def run_tags(view: GraphView, spine: Spine, probe: Probe) -> WriteMap | NotAWrit
             return _Tagging(view, spine, probe).run()
         except Conflict as conflict:
             sizes = probe.sizes.copy()
-            if conflict.place is None or not sizes.unify(conflict.left, conflict.right, conflict.divides):
+            tied = sizes.unify(conflict.left, conflict.right, conflict.divides, conflict.or_one)
+            if conflict.place is None or not tied:
                 raise
             probe = settle(view, probe.seed, probe.numbers, spine.targets, sizes)
 

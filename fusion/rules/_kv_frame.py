@@ -18,6 +18,7 @@ from fusion.facts.rows import Row
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
 from fusion.facts.settle import settle, start_sizes
 from fusion.facts.sizes import Sizes
+from fusion.facts.trials import with_ones
 from fusion.facts.written import WrittenView
 from fusion.region import closure
 from fusion.rules import _cache_op as common
@@ -134,6 +135,14 @@ class Frame:
     def own_probes(self) -> list[Probe]:
         return [entry.view.probe for entry in self.inputs.key.views]
 
+    def having(self) -> list[ir.Value]:
+        """Values that have the operator's dims."""
+        return [self.key_columns.value, self.inputs.key.write.slots.value]
+
+    def ones(self) -> list[Probe]:
+        """Trial sizes of 1 where only broadcasting makes sizes equal."""
+        return with_ones(self.view, self.own_probes()[0], [row.write.out for row in self.inputs.rows])
+
     def shape(self, value: ir.Value) -> tuple[int, ...]:
         """A value's shape under the first probe."""
         return self.own_probes()[0].shape(value) or ()
@@ -152,7 +161,7 @@ class Frame:
     def dim(self, sizes: list[int], part: str) -> int | ir.Value | None:
         """A dim with these sizes under the probes: of a source of the site, else of a graph input."""
         own = [self.key_columns.value, self.inputs.key.write.slots.value, self.cos.value]
-        return common.dim_like(self.emit, self.own_probes(), sizes, [*own, *self.view.graph.inputs], part)
+        return common.dim_like(self.emit, self.own_probes(), sizes, [*own, *self.view.graph.inputs], part, self.ones())
 
     def probes(self) -> list[Probe]:
         """Trial sizes under which both caches have the shapes that the operator wants of them."""

@@ -12,9 +12,10 @@ from fusion.facts.operand import Columns, Table
 from fusion.facts.parameters import Scale
 from fusion.facts.rows import Row
 from fusion.rules import _cache_op as common
+from fusion.rules._gamma import weight
 from fusion.rules._kv_frame import Frame
 from fusion.rules._tables import table_rows
-from ir_ops.dtypes import Array, by_name
+from ir_ops.dtypes import Array
 
 Dims = Sequence[int | ir.Value]
 
@@ -141,16 +142,9 @@ class Operands:
 
     def gamma(self) -> ir.Value:
         """gamma in column order; ones for a norm without one."""
-        columns, gamma = self.inputs.gamma_columns, self.inputs.norm.gamma
-        if gamma is None:
-            return self.emit.constant(np.ones(len(columns), by_name(self.frame.kind).np), "gamma")
-        shape = self.frame.shape(gamma)
-        if int(np.prod(shape)) != len(columns) or not shape:
-            raise Refused("norm-gamma", "gamma has one number for each column", str(list(shape)), f"[{len(columns)}]")
-        value = common.constant_in_type(self.emit, self.frame.view, gamma, self.frame.kind, "gamma")
-        if len(shape) > 1:
-            value = self.emit.reshape(value, [-1], "gamma_vector")
-        return self.emit.pick_columns(value, columns, len(columns), "gamma_columns")
+        norm, frame = self.inputs.norm, self.frame
+        shape = () if norm.gamma is None else frame.shape(norm.gamma)
+        return weight(self.emit, frame.view, norm, shape, self.inputs.gamma_columns, frame.kind, "gamma")
 
     def quantisation(self) -> list[ir.Value | None]:
         """k_rope_scale, c_kv_scale, k_rope_offset, c_kv_offset."""

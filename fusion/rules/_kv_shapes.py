@@ -10,6 +10,7 @@ import onnx_ir as ir
 from fusion.emit import Emitter
 from fusion.facts.graph import GraphView
 from fusion.facts.probe import Probe
+from fusion.facts.trials import shape_under
 from fusion.rules import _cache_op as common
 
 
@@ -21,6 +22,7 @@ class Frame(Protocol):
     region: list[ir.Node]
 
     def own_probes(self) -> Sequence[Probe]: ...
+    def ones(self) -> Sequence[Probe]: ...
 
 
 Pairs = list[tuple[ir.Value, ir.Value]]
@@ -31,7 +33,8 @@ def stand_ins(frame: Frame, sources: Sequence[ir.Value]) -> Pairs:
     found = []
     for value in _measured(frame):
         for source in sources:
-            pairs = [(probe.shape(value), probe.shape(source)) for probe in frame.own_probes()]
+            tried = (*frame.own_probes(), *frame.ones())
+            pairs = [(shape_under(probe, value), shape_under(probe, source)) for probe in tried]
             if all(own is not None and own == other for own, other in pairs):
                 found.append((value, source))
                 break
@@ -51,7 +54,9 @@ def told_shapes(frame: Frame, known: Pairs) -> Pairs:
         for use in value.uses():
             attrs = frame.view.attrs(use.node)
             part = sizes[attrs.get("start", 0) : attrs.get("end")]
-            dims = [common.dim_like(frame.emit, frame.own_probes(), axis, inputs, "shape") for axis in part]
+            dims = [
+                common.dim_like(frame.emit, frame.own_probes(), axis, inputs, "shape", frame.ones()) for axis in part
+            ]
             if use.node.op_type == "Shape" and dims and all(dim is not None for dim in dims):
                 told.append((use.node.outputs[0], frame.emit.shape_vector([d for d in dims if d is not None], "shape")))
     return told

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from fusion.candidate import Candidate, EmitterFactory, Refused
+from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
 from fusion.region import delivered_outside
 from fusion.rules import _cache_op as common
@@ -24,6 +24,7 @@ K_CACHE, CKV_CACHE = 5, 6
 """Numbers of the operator's cache operands."""
 
 
+@evaluated
 def build(facts: Facts, new_emitter: EmitterFactory, inputs: Inputs, operator: Operator) -> Candidate:
     """The fused node and all that goes with it; raises Refused with the first fact that does not fit."""
     layer = facts.layer(inputs.key.write)
@@ -60,6 +61,7 @@ def build(facts: Facts, new_emitter: EmitterFactory, inputs: Inputs, operator: O
         assumptions=_assumptions(frame),
         notes=made.notes,
         attrs=attrs,
+        slack=inputs.norm.slack(len(inputs.gamma_columns)),
     )
 
 

@@ -23,6 +23,7 @@ from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
 from fusion.facts.settle import settle, start_sizes
 from fusion.facts.sizes import Sizes
 from fusion.facts.symbolic import Symbolic
+from fusion.facts.trials import with_ones
 from fusion.facts.written import WrittenView
 from fusion.reduction import MATRIX_LIMIT, Numbers, Reduction, numbers_of_norm, small_sizes
 from fusion.region import closure
@@ -274,6 +275,14 @@ class Frame:
     def own_probes(self) -> list[Probe]:
         return self.trials
 
+    def having(self) -> list[ir.Value]:
+        """Values that have the operator's dims."""
+        return [self.site.tokens, self.site.key.write.slots.value]
+
+    def ones(self) -> list[Probe]:
+        """Trial sizes of 1 where only broadcasting makes sizes equal."""
+        return with_ones(self.view, self.own_probes()[0], [row.write.out for row in self.site.rows])
+
     def shape(self, value: ir.Value) -> tuple[int, ...]:
         """A value's shape under the first probe."""
         return self.trials[0].shape(value) or ()
@@ -281,7 +290,7 @@ class Frame:
     def dim(self, sizes: list[int], part: str) -> int | ir.Value | None:
         """A dim with these sizes under the probes: of a source of the site, else of a graph input."""
         own = [self.site.tokens, self.site.key.write.slots.value, self.site.key.write.cache]
-        return common.dim_like(self.emit, self.trials, sizes, [*own, *self.view.graph.inputs], part)
+        return common.dim_like(self.emit, self.trials, sizes, [*own, *self.view.graph.inputs], part, self.ones())
 
     def _trials(self) -> list[Probe]:
         found = [self._fitted(item.probe.seed, item.probe.numbers, item.probe.sizes) for item in self._written()]

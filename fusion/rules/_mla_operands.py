@@ -14,10 +14,11 @@ from fusion.facts.operand import Table
 from fusion.facts.parameters import Scale
 from fusion.facts.rows import Row
 from fusion.rules import _cache_op as common
+from fusion.rules._gamma import weight
 from fusion.rules._mla_frame import Frame
 from fusion.rules._mla_product import Product
 from fusion.rules._tables import rows_shape, table_rows
-from ir_ops.dtypes import Array, by_name
+from ir_ops.dtypes import Array
 
 NAMES = ("kv_cache", "kr_cache")
 """The caches in the operator's order, that of ``Site.rows``."""
@@ -130,16 +131,8 @@ class Operands:
 
     def gamma(self, norm: NormFact, columns: Array, what: str) -> ir.Value:
         """gamma in column order; ones for a norm without one."""
-        kind = self.frame.kind
-        if norm.gamma is None:
-            return self.emit.constant(np.ones(len(columns), by_name(kind).np), what)
-        shape = self.frame.shape(norm.gamma)
-        if not shape or int(np.prod(shape)) != len(columns):
-            raise Refused("norm-gamma", "gamma has one number for each column", str(list(shape)), f"[{len(columns)}]")
-        value = common.constant_in_type(self.emit, self.frame.view, norm.gamma, kind, what)
-        if len(shape) > 1:
-            value = self.emit.reshape(value, [-1], what + "_vector")
-        return self.emit.pick_columns(value, columns, len(columns), what + "_columns")
+        shape = () if norm.gamma is None else self.frame.shape(norm.gamma)
+        return weight(self.emit, self.frame.view, norm, shape, columns, self.frame.kind, what)
 
     # rows ---------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from fusion.candidate import Candidate, EmitterFactory, Refused
+from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
 from fusion.facts.rows import Row
 from fusion.region import delivered_outside
@@ -25,6 +25,7 @@ CACHES = (2, 3)
 CACHE_OPERANDS = (9, 10)
 
 
+@evaluated
 def build(facts: Facts, new_emitter: EmitterFactory, site: Site, operator: Operator) -> Candidate:
     """The fused node and all that goes with it; raises Refused with the first fact that does not fit."""
     layer = facts.layer(site.key.write)
@@ -66,6 +67,10 @@ def build(facts: Facts, new_emitter: EmitterFactory, site: Site, operator: Opera
         notes=made.notes,
         attrs=attrs,
         size=RULE_SIZE,
+        slack=max(
+            site.norm.slack(len(site.gamma_columns)),
+            site.query.skeleton.norm.slack(len(frame.down_columns.columns[0])),
+        ),
         reduction=frame.reduction(),
         slack=ROUNDED if by_row else 0.0,
         zero_rows=not by_row,

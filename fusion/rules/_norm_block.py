@@ -17,6 +17,7 @@ from fusion.facts.probe import Probe
 from fusion.region import is_data
 from fusion.rules import _block as block
 from fusion.rules import _cache_op as common
+from fusion.rules._gamma import scaled
 from ir_ops.dtypes import by_name
 
 
@@ -140,11 +141,12 @@ def gamma_operand(emit: Emitter, facts: Facts, site: NormSite, *, exact: bool) -
     """gamma as ``[D]``; in the operator's type, or (not ``exact``) in float32."""
     gamma = site.norm.gamma
     if gamma is None:
-        return emit.constant(np.ones(site.width, by_name(site.kind).np), "gamma")
+        return emit.constant(np.full(site.width, site.norm.factor, by_name(site.kind).np), "gamma")
     if exact or dtype_name(gamma) != "float32":
         gamma = common.constant_in_type(emit, facts.view, gamma, site.kind, "gamma")
     tensor = facts.view.tensor(gamma) if gamma.const_value is None else gamma.const_value
     rank = len(tensor.shape) if tensor is not None else len(dims_of(gamma) or facts.trials.shapes(gamma)[0])
+    gamma = scaled(emit, facts.view, site.norm, gamma, "gamma")
     return gamma if rank == 1 else emit.reshape(gamma, [-1], "gamma_vector")
 
 

@@ -21,6 +21,7 @@ from fusion.facts.rows import Row
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
 from fusion.facts.settle import settle, start_sizes
 from fusion.facts.sizes import Sizes
+from fusion.facts.trials import with_ones
 from fusion.region import closure
 from fusion.rules import _cache_op as common
 from fusion.rules._norm_rows import gamma_columns, through_norm
@@ -177,6 +178,14 @@ class Frame:
         """Trial sizes of the whole site, under which both caches have the shapes that the operator wants."""
         return self._probes
 
+    def having(self) -> list[ir.Value]:
+        """Values that have the operator's dims."""
+        return [self.k.columns.value, self.key.write.slots.value]
+
+    def ones(self) -> list[Probe]:
+        """Trial sizes of 1 where only broadcasting makes sizes equal."""
+        return with_ones(self.view, self.own_probes()[0], [row.write.out for row in (self.key, self.value)])
+
     def shape(self, value: ir.Value) -> tuple[int, ...]:
         """A value's shape under the first trial size."""
         return self.own_probes()[0].shape(value) or ()
@@ -184,7 +193,7 @@ class Frame:
     def dim(self, sizes: list[int], part: str) -> int | ir.Value | None:
         """A dim with these sizes under the trials: of a source of the site, else of a graph input."""
         own = [self.k.columns.value, self.key.write.slots.value, self.cos.value]
-        return common.dim_like(self.emit, self.own_probes(), sizes, [*own, *self.view.graph.inputs], part)
+        return common.dim_like(self.emit, self.own_probes(), sizes, [*own, *self.view.graph.inputs], part, self.ones())
 
     def dims(self, part: str) -> tuple[int | ir.Value, int | ir.Value]:
         """B and S, as numbers or vectors of one element."""

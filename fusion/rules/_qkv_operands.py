@@ -14,10 +14,11 @@ from fusion.facts.operand import Columns, Table
 from fusion.facts.parameters import Scale
 from fusion.facts.rows import Row
 from fusion.rules import _cache_op as common
+from fusion.rules._gamma import weight
 from fusion.rules._qkv_frame import Frame, Turned
 from fusion.rules._tables import table_rows
 from fusion.surgery.packing import Join, side_by_side
-from ir_ops.dtypes import Array, by_name
+from ir_ops.dtypes import Array
 
 MOST = 1 << 16
 """Elements of the largest parameter that is read."""
@@ -150,17 +151,9 @@ class Operands:
 
     def gamma(self, rows: Turned, name: str) -> ir.Value:
         """gamma in column order; ones for a norm without one."""
-        gamma, width, frame = rows.norm.gamma, self.frame.width, self.frame
-        if gamma is None:
-            return self.emit.constant(np.ones(width, by_name(frame.kind).np), name)
-        shape = frame.shape(gamma)
-        if not shape or int(np.prod(shape)) != width:
-            found, wanted = str(list(shape)), f"[{width}]"
-            raise Refused("norm-gamma", f"{name} has one number for each column", found, wanted, "", gamma)
-        value = common.constant_in_type(self.emit, self.view, gamma, frame.kind, name)
-        if len(shape) > 1:
-            value = self.emit.reshape(value, [-1], name + "_vector")
-        return self.emit.pick_columns(value, rows.gamma, width, name + "_columns")
+        gamma, frame = rows.norm.gamma, self.frame
+        shape = () if gamma is None else frame.shape(gamma)
+        return weight(self.emit, self.view, rows.norm, shape, rows.gamma, frame.kind, name)
 
     # quantisation --------------------------------------------------------------------------------------------------
 

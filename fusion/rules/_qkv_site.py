@@ -86,6 +86,7 @@ def build(facts: Facts, new_emitter: EmitterFactory, key: Row, value: Row, queri
         attrs=attrs,
         joins=made.joins,
         size=size,
+        slack=max(part.norm.slack(frame.width) for part in (k, q)),
         draws={id(item): "scale" for row in frame.rows for item in _factors(row)},
     )
 

@@ -21,6 +21,7 @@ from fusion.facts.probe import Probe
 from fusion.facts.rotation import Rotation
 from fusion.facts.symbolic import Symbolic
 from fusion.rules import _cache_op as common
+from fusion.rules._all_rows import all_rows
 from ir_ops.dtypes import Array
 
 
@@ -33,6 +34,9 @@ class Frame(Protocol):
     region_ids: set[int]
 
     def shape(self, value: ir.Value) -> tuple[int, ...]: ...
+    def own_probes(self) -> Sequence[Probe]: ...
+    def ones(self) -> Sequence[Probe]: ...
+    def having(self) -> list[ir.Value]: ...
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,9 @@ def table_rows(frame: Frame, table: Table, name: str) -> tuple[ir.Value, tuple[i
     value = common.in_type(emit, frame.view, table.value, frame.kind, frame.region_ids, name)
     if table.joined > 1:
         value = emit.reshape(value, [*[0] * (len(shape) - 1), table.width], name + "_joined")
-    return emit.pick_columns(value, table.columns, table.width, name + "_columns"), shape
+    rows = emit.pick_columns(value, table.columns, table.width, name + "_columns")
+    whole = all_rows(emit, frame.own_probes(), frame.ones(), table.value, rows, len(shape) - 1, frame.having(), name)
+    return whole, shape
 
 
 def rows_shape(table: Table, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from fusion.facts.analysis import Facts
 from fusion.facts.graph import dtype_name
 from fusion.facts.probe import Probe
 from fusion.facts.rotations import Rotated
+from fusion.facts.trials import shape_under, with_ones
 from fusion.facts.turned import Tabled, Turned
 from fusion.rules import _block as block
 from fusion.rules import _cache_op as common
@@ -63,6 +64,32 @@ class TurnSite:
         return [(*shape[:-1], heads, shape[-1] // heads) for shape in whole]
 
     @property
+    def may_broadcast(self) -> bool:
+        """Whether the graph runs with a dim of 1 in x, cos or sin where another has more, though trial sizes agree."""
+        return any(self._broadcasts(one) for one in with_ones(self.probes[0].view, self.probes[0]))
+
+    def _broadcasts(self, one: Probe) -> bool:
+        turned = self.turned
+        out, x = (shape_under(one, value) for value in (turned.out, turned.x))
+        if out is None or x is None:
+            return False
+        if math.prod(out) != math.prod(x):
+            return True
+        rows = (*out[:-1], turned.heads, out[-1] // turned.heads) if turned.heads else out
+        tables = [(table, shape_under(one, table.value)) for table in (turned.cos, turned.sin)]
+        return any(own is not None and self._lacks_rows(table, own, rows) for table, own in tables)
+
+    def _lacks_rows(self, table: Tabled, own: tuple[int, ...], rows: tuple[int, ...]) -> bool:
+        """Whether a table of shape ``own`` has not one row for each of ``rows`` along its axes."""
+        if table.positions is not None:
+            return False
+        if table.columns:
+            return math.prod(own[: -table.joined]) != math.prod(rows[axis] for axis in table.axes)
+        trial = self.probes[0].shape(table.value) or ()
+        places = zip(trial[::-1], self.shapes[0][::-1], own[::-1], rows[::-1], strict=False)
+        return any(size == full and now != row for size, full, now, row in places)
+
+    @property
     def table_shapes(self) -> tuple[Sizes, Sizes]:
         """Of cos and sin as the operators want them."""
         return self._table_shapes(self.turned.cos), self._table_shapes(self.turned.sin)
@@ -99,8 +126,8 @@ def read_site(facts: Facts, rotated: Rotated, turned: Turned) -> TurnSite:
 
 def same_shaped(site: TurnSite) -> list[tuple[ir.Value, ir.Value]]:
     """Values of the region whose shape is asked for, and x, which has that shape too."""
-    found = []
-    for node in site.region:
+    found: list[tuple[ir.Value, ir.Value]] = []
+    for node in () if site.may_broadcast else site.region:
         for value in node.outputs:
             asked = any(use.node.op_type in ("Shape", "Size") for use in value.uses())
             if asked and site.sizes(value) == site.sizes(site.x):
@@ -113,6 +140,36 @@ class Rows:
 
     def __init__(self, facts: Facts, emit: Emitter, site: TurnSite) -> None:
         self.facts, self.emit, self.site = facts, emit, site
+
+    def operands(self, batch_axis: int | None = None) -> list[ir.Value]:
+        """x, cos and sin; of equal sizes where the graph would broadcast one of them.
+
+        Raises:
+            Refused: they could be broadcast, and the rows of x are joined or in another shape.
+        """
+        made = [self.x(), self.table("cos", batch_axis), self.table("sin", batch_axis)]
+        site, shapes = self.site, self.site.shapes
+        if not site.may_broadcast:
+            return made
+        if site.turned.reshaped or site.turned.heads or len(shapes[0]) == 2:
+            raise Refused(
+                "rope-broadcast", "x, cos and sin have equal rows", "dims of different names, which may be 1 in one",
+                "one name for dims that are equal", "name the dims of the inputs alike", site.turned.out,
+            )  # fmt: skip
+        axes = [axis for axis in range(len(shapes[0]) - 1) if len({shape[axis] for shape in shapes}) > 1]
+        dims: list[int | ir.Value] = [1] * len(shapes[0])
+        for axis in axes:
+            dims[axis] = self._largest([self.emit.dim(value, axis, "rows") for value in made])
+        target = self.emit.shape_vector(dims, "rows_shape")
+        return [self.emit.node("Expand", [value, target], "rows_all") for value in made]
+
+    def _largest(self, dims: list[ir.Value]) -> ir.Value:
+        """Without Max, which takes integers from opset 12 on."""
+        largest = dims[0]
+        for dim in dims[1:]:
+            more = self.emit.node("Greater", [dim, largest], "rows_more", dtype=ir.DataType.BOOL)
+            largest = self.emit.node("Where", [more, dim, largest], "rows_most", dtype=ir.DataType.INT64)
+        return largest
 
     def x(self) -> ir.Value:
         """The rows in the operator's type and of rank 3 or 4."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from fusion.candidate import Candidate, EmitterFactory, Refused
+from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import dims_of, dtype_name
 from fusion.facts.norm import NormFact
@@ -68,10 +68,10 @@ def _same_shape(facts: Facts, left: ir.Value, right: ir.Value) -> bool:
         return True
     if one is not None and other is not None and len(one) != len(other):
         return False
-    shapes = facts.trials.shapes(left)
-    return bool(shapes) and shapes == facts.trials.shapes(right)
+    return facts.trials.same_shape(left, right)
 
 
+@evaluated
 def _build(
     facts: Facts, new_emitter: EmitterFactory, norm: NormFact, addition: ir.Node, layer: int | None
 ) -> Candidate:
@@ -94,9 +94,12 @@ def _build(
     inside = {id(entry) for entry in region}
     if total.is_graph_output() or any(id(reader) not in inside for reader in facts.standing.readers(total)):
         replaced.append((total, outputs["x"]))
-    return block.candidate(facts, made, replaced, feeds, region, probes, RULE.size, asked)
+    found = block.candidate(facts, made, replaced, feeds, region, probes, RULE.size, asked)
+    found.slack = norm.slack(site.width)
+    return found
 
 
+@evaluated
 def _build_skip(facts: Facts, new_emitter: EmitterFactory, skip: ir.Node, layer: int | None) -> Candidate:
     """Of ONNX Runtime's operator, which may have a bias and may broadcast: these are refused."""
     y, (left, right, gamma) = skip.outputs[0], skip.inputs[:3]

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 import onnx_ir as ir
 
-from fusion.candidate import Candidate, EmitterFactory, Refused
+from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
 from fusion.facts.rotations import Rotated
 from fusion.facts.turned import Tabled
@@ -38,7 +38,10 @@ class ApplyRotaryPosEmbRule:
         for members in groups.values():
             while len(members) > 1:
                 pair = members[:2]
-                made = _build(facts, new_emitter, *pair)
+                try:
+                    made = _build(facts, new_emitter, *pair)
+                except Refused:
+                    made = None
                 if made is not None:
                     candidates.append(made)
                 del members[: 1 if made is None else 2]
@@ -52,6 +55,7 @@ def _key(table: Tabled) -> Hashable:
     return id(table.value), table.columns, table.axes, table.joined, id(table.positions)
 
 
+@evaluated
 def _build(facts: Facts, new_emitter: EmitterFactory, one: Rotated, other: Rotated) -> Candidate | None:
     layer = facts.view.layer_of(one.turned.out, one.turned.x)
     try:
@@ -65,7 +69,7 @@ def _build(facts: Facts, new_emitter: EmitterFactory, one: Rotated, other: Rotat
     for site in sites:
         site.probes = probes
     layout = _layout(sites)
-    if layout is None or not all(_is_owned(facts, site) for site in sites):
+    if layout is None or not all(_is_owned(facts, site) and not site.may_broadcast for site in sites):
         return None
     axis = _HEADS[layout]
     query, key = sorted(sites, key=lambda site: -site.shapes[0][axis])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from fusion.candidate import Candidate, EmitterFactory, Refused
+from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.emit import Emitter
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import dtype_name
@@ -46,6 +46,7 @@ class AscendQuantV2Rule:
 RULE = AscendQuantV2Rule()
 
 
+@evaluated
 def _build(facts: Facts, new_emitter: EmitterFactory, fact: StaticQuant, layer: int | None) -> Candidate:
     x = block.narrow(fact.x)
     scales = [scale for scale in (fact.scale, fact.offset) if scale is not None]

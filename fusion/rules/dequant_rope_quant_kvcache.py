@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fusion.candidate import Candidate, EmitterFactory, Refused
+from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
 from fusion.facts.cache_write import CacheWrite
 from fusion.facts.dequantised import Dequantised, NotDequantised, read_dequantised
@@ -67,6 +67,7 @@ def _as_runs(view: GraphView, key: Row, value: Row) -> tuple[Row, Row]:
     return (replace(key, write=left), replace(value, write=right)) if same_slots(view, left, right) else (key, value)
 
 
+@evaluated
 def _candidate(facts: Facts, new_emitter: EmitterFactory, key: Row, value: Row) -> Candidate:
     """The site on int32 sums where they can be had, else on float rows."""
     inputs = _inputs(facts, key, value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from fusion.candidate import Candidate, EmitterFactory, Refused
+from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.emit import Emitter
 from fusion.facts.analysis import Facts
 from fusion.facts.dynamic_quant import DynamicFact, find_dynamic
@@ -46,6 +46,7 @@ class DynamicQuantRule:
 RULE = DynamicQuantRule()
 
 
+@evaluated
 def _build(facts: Facts, new_emitter: EmitterFactory, fact: DynamicFact, layer: int | None) -> Candidate:
     x = block.narrow(fact.x)
     kind = dtype_name(x)

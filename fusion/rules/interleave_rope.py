@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusion.candidate import Candidate, EmitterFactory, Refused
+from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
 from fusion.facts.rotations import Rotated
 from fusion.result import Refusal
@@ -36,6 +36,7 @@ class InterleaveRopeRule:
 RULE = InterleaveRopeRule()
 
 
+@evaluated
 def _build(facts: Facts, new_emitter: EmitterFactory, rotated: Rotated, layer: int | None) -> Candidate | None:
     site = turns.read_site(facts, rotated, rotated.turned)
     shapes, tables = site.shapes, site.table_shapes
@@ -47,8 +48,7 @@ def _build(facts: Facts, new_emitter: EmitterFactory, rotated: Rotated, layer: i
     turns.refuse_kept(facts, site, asked)
     emit = new_emitter(f"{OP}_{'x' if layer is None else layer}")
     rows = turns.Rows(facts, emit, site)
-    operands = [rows.x(), rows.table("cos", batch_axis=0), rows.table("sin", batch_axis=0)]
-    node, outputs = block.fused_node(OP, emit, operands, {})
+    node, outputs = block.fused_node(OP, emit, rows.operands(batch_axis=0), {})
     made = block.Block(OP, site.results[0], layer, emit, node, outputs, {})
     probes = (site.probes, site.fresh)
     replaced = rows.restored(outputs["y"])

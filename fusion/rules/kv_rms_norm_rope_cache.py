@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from fusion.candidate import Candidate, EmitterFactory, Refused
+from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
 from fusion.facts.cache_write import CacheWrite
 from fusion.facts.graph import GraphView
@@ -121,6 +121,7 @@ def _alone(facts: Facts, row: Row, any_key: bool) -> Refusal:
     return Refusal("kv-no-partner", place, layer, OP, fact, found, "a cache with rotated rows at the same slots", "")
 
 
+@evaluated
 def _inputs(facts: Facts, key: Row, value: Row) -> Inputs:
     """Everything the operator needs, as facts; raises Refused with the first fact that does not fit."""
     view = facts.view

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from fusion.candidate import Candidate, EmitterFactory, Refused
+from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import GraphView
 from fusion.facts.norm import NormFact
@@ -126,6 +126,7 @@ def _norm_behind(facts: Facts, value: ir.Value) -> NormFact | None:
     return None
 
 
+@evaluated
 def _site(facts: Facts, skeletons: Skeletons, key: Row, free: dict[int, _Normed], seen: set[int]) -> Site | None:
     """The joined facts; None where nothing looks like this operator. Raises Refused where a fact misfits."""
     view = facts.view

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
-from fusion.candidate import Candidate, EmitterFactory, Refused
+from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import GraphView
 from fusion.facts.heads import Heads, read_heads, values_behind
@@ -23,7 +23,6 @@ from fusion.facts.probe import Probe
 from fusion.facts.projection import is_projected, origin
 from fusion.facts.rows import Row, read_row, with_heads
 from fusion.facts.same_slots import same_slots
-from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
 from fusion.facts.settle import settle
 from fusion.result import Refusal
 from fusion.rules._cache_op import refuse_aliases, slots_text
@@ -49,19 +48,14 @@ class QkvRmsNormRopeCacheRule:
         keys = [row for row in rows if row.rotated and row.norm is not None]
         queries = _Queries(facts, keys)
         for key in keys:
-            near = queries.of(key)
-            if not near:
-                # normalised, rotated keys alone are KvRmsNormRopeCache's
-                continue
             try:
+                near = queries.of(key)
+                if not near:
+                    # normalised, rotated keys alone are KvRmsNormRopeCache's
+                    continue
                 value, candidate = _candidate(facts, new_emitter, key, free, near, queries)
             except Refused as refused:
                 refusals.append(refused.refusal(facts.view, OP, key.write.out, facts.layer(key.write)))
-                continue
-            except (Conflict, OutOfRange, Unsupported) as error:
-                text = "queries, keys and values can be evaluated at one set of sizes"
-                unread = Refused("qkv-unreadable", text, str(error), "sizes that agree", "", key.write.out)
-                refusals.append(unread.refusal(facts.view, OP, key.write.out, facts.layer(key.write)))
                 continue
             candidates.append(candidate)
             free = [row for row in free if row.write.out is not value.write.out]
@@ -86,6 +80,7 @@ class _Queries:
         self.used: set[int] = set()
         """Ids of queries that a site delivers already."""
 
+    @evaluated
     def of(self, key: Row) -> list[NormFact]:
         """Norms of rows from the keys' own origin, as wide as the keys' norm, the next in the graph first."""
         assert key.norm is not None
@@ -111,6 +106,7 @@ def _width(probe: Probe, norm: NormFact) -> int:
     return shape[-1] if shape else 0
 
 
+@evaluated
 def _candidate(
     facts: Facts, new_emitter: EmitterFactory, key: Row, free: list[Row], near: list[NormFact], queries: _Queries
 ) -> tuple[Row, Candidate]:

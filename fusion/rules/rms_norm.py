@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusion.candidate import Candidate, EmitterFactory, Refused
+from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import dtype_name
 from fusion.facts.near_norm import is_centred, near_norms
@@ -39,6 +39,7 @@ class RmsNormRule:
 RULE = RmsNormRule()
 
 
+@evaluated
 def _build(facts: Facts, new_emitter: EmitterFactory, norm: NormFact, layer: int | None) -> Candidate:
     if is_centred(facts.view, norm.x):
         raise Refused(
@@ -58,6 +59,8 @@ def _build(facts: Facts, new_emitter: EmitterFactory, norm: NormFact, layer: int
     made = block.Block(OP, site.results[0], layer, emit, node, outputs, attrs)
     if dtype_name(norm.x) != site.kind:
         made.notes.append(f"x is widened to {site.kind}: the graph does not round the result")
-    return block.candidate(
+    found = block.candidate(
         facts, made, norms.delivered(emit, site, outputs["y"]), feeds, region, probes, RULE.size, asked
     )
+    found.slack = norm.slack(site.width)
+    return found

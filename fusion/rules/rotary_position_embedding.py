@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusion.candidate import Candidate, EmitterFactory, Refused
+from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import dtype_name
 from fusion.facts.rotations import Rotated
@@ -47,17 +47,18 @@ class RotaryPositionEmbeddingRule:
 RULE = RotaryPositionEmbeddingRule()
 
 
+@evaluated
 def _build(facts: Facts, new_emitter: EmitterFactory, rotated: Rotated, turned: Turned, layer: int | None) -> Candidate:
     site = turns.read_site(facts, rotated, turned)
     asked = turns.same_shaped(site)
     turns.refuse_kept(facts, site, asked)
     emit = new_emitter(f"{OP}_{'x' if layer is None else layer}")
     rows = turns.Rows(facts, emit, site)
-    x, columns = rows.x(), site.shapes[0][-1]
+    (x, cos, sin), columns = rows.operands(), site.shapes[0][-1]
     start, end = turned.start, turned.start + turned.width
     front = x if turned.width == columns else rows.part(x, start, end, "turned")
     attrs = {"mode": MODES[turned.mode]}
-    node, outputs = block.fused_node(OP, emit, [front, rows.table("cos"), rows.table("sin")], attrs)
+    node, outputs = block.fused_node(OP, emit, [front, cos, sin], attrs)
     y = outputs["y"]
     if turned.width != columns:
         parts = [rows.part(x, 0, start, "left")] if start else []

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import onnx_ir as ir
 
-from fusion.candidate import Candidate, EmitterFactory, Refused
+from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import dims_of, dtype_name
 from fusion.facts.parameters import Reason
@@ -77,6 +77,7 @@ def _source(gate: ir.Value) -> ir.Value | None:
     return value
 
 
+@evaluated
 def _build(facts: Facts, new_emitter: EmitterFactory, fact: GatedFact, layer: int | None) -> Candidate:
     gate, up = block.narrow(fact.gate), block.narrow(fact.up)
     kind = dtype_name(gate)
@@ -132,8 +133,7 @@ def _same_shape(facts: Facts, left: ir.Value, right: ir.Value) -> bool:
         return True
     if one is not None and other is not None and len(one) != len(other):
         return False
-    shapes = facts.trials.shapes(left)
-    return bool(shapes) and shapes == facts.trials.shapes(right)
+    return facts.trials.same_shape(left, right)
 
 
 def _halves(facts: Facts, gate: ir.Value, up: ir.Value) -> tuple[ir.Value, int, bool] | None:

@@ -154,7 +154,7 @@ def test_decode_benchmark_compares_whole_decoders(capsys: pytest.CaptureFixture[
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(",")[0] for line in lines if "-- " not in line and line] == [
         "qwen3", "128 tokens", "128 tokens", "deepseek_v3", "128 tokens", "128 tokens",
-        "capacity 8x / 1x", "qwen3", "qwen3", "deepseek_v3",
+        "capacity 8x / 1x", "qwen3", "qwen3", "deepseek_v3", "prefill", "qwen3", "deepseek_v3",
     ]  # fmt: skip
     assert all("x" in line for line in lines if line.startswith("128"))
 

@@ -41,3 +41,8 @@ def test_products_have_one_thread_unless_told(
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     code = "import os, gc; from fusion.cli.process import prepare; prepare(); assert not gc.isenabled()"
     assert said(f"{code}; print(os.environ['OPENBLAS_NUM_THREADS'])", **given) == f"{wanted}\n"
+
+
+def test_what_is_left_is_not_looked_through_at_exit() -> None:
+    code = "import atexit, gc; from fusion.cli.process import prepare"
+    assert said(f"{code}; atexit.register(lambda: print(gc.get_freeze_count() > 0)); prepare()") == "True\n"

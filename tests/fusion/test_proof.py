@@ -11,6 +11,7 @@ import pytest
 from fusion.candidate import Candidate
 from fusion.emit import Emitter
 from fusion.facts.analysis import Facts, analyse
+from fusion.facts.graph import GraphView
 from fusion.facts.types import fill_types
 from fusion.proof import Disproved, Prover
 from fusion.rules.kv_rms_norm_rope_cache import RULE
@@ -21,7 +22,7 @@ from tests.fusion.zoo.spellings import Preamble
 def candidates(spec: Spec) -> tuple[Facts, list[Candidate]]:
     model = ir.from_proto(Preamble(spec).model())
     fill_types(model.graph)
-    facts = analyse(model.graph, spec.opset)
+    facts = analyse(GraphView(model.graph, spec.opset))
     taken: set[str] = set()
     found, refusals = RULE.match(facts, lambda prefix: Emitter(prefix, taken))
     assert not refusals

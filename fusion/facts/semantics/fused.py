@@ -65,6 +65,14 @@ def _rotate(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
     return np.concatenate([turned, x[..., 2 * half :]], -1)
 
 
+def is_interleaved(attrs: Attrs) -> bool:
+    """Whether a RotaryEmbedding turns neighbours. Raises Unsupported for numbers that its definition does not know."""
+    number = int(attrs.get("interleaved", 0))
+    if number not in (0, 1):
+        raise Unsupported(f"RotaryEmbedding with interleaved={number}")
+    return number == 1
+
+
 def _heads_last(x: Array, heads: int) -> Array:
     """``[B, S, N*D]`` as ``[B, N, S, D]``; rank 4 stays."""
     if x.ndim == 4:
@@ -109,7 +117,7 @@ def _rotary(attrs: Attrs, x: Array, cos: Array, sin: Array, positions: Array | N
     inner = _heads_last(x, int(attrs.get("num_heads", 0)))
     width = int(attrs.get("rotary_embedding_dim", 0)) or inner.shape[-1]
     parts = [_per_token(table, positions)[..., : width // 2].astype(inner.dtype) for table in (cos, sin)]
-    turned = _rotate(inner, parts[0], parts[1], bool(attrs.get("interleaved", 0)))
+    turned = _rotate(inner, parts[0], parts[1], is_interleaved(attrs))
     return turned if x.ndim == 4 else turned.transpose(0, 2, 1, 3).reshape(x.shape)
 
 

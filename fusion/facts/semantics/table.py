@@ -18,15 +18,15 @@ Operands = Sequence["Array | None"]
 class Conflict(Exception):
     """Two sizes that the operator wants equal are not: the graph says something about its symbolic dims.
 
-    ``left`` and ``right`` are the numbers that should agree (``divides``: the second should divide the first),
-    ``place`` is the node, once an evaluation knows it.
+    ``left`` and ``right`` are the numbers that should agree (``divides``: the second should divide the first;
+    ``or_one``: a size of 1 would do as well), ``place`` is the node, once an evaluation knows it.
     """
 
     place: object = None
 
-    def __init__(self, left: int, right: int, divides: bool = False) -> None:
+    def __init__(self, left: int, right: int, divides: bool = False, or_one: bool = False) -> None:
         super().__init__(f"{left} against {right}")
-        self.left, self.right, self.divides = left, right, divides
+        self.left, self.right, self.divides, self.or_one = left, right, divides, or_one
 
 
 class OutOfRange(Exception):
@@ -161,7 +161,7 @@ def broadcast_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
         for axis, size in enumerate(shape, start=rank - len(shape)):
             if size != 1:
                 if result[axis] not in (1, size):
-                    raise Conflict(result[axis], size)
+                    raise Conflict(result[axis], size, or_one=True)
                 result[axis] = size
     return tuple(result)
 

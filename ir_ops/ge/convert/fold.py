@@ -162,7 +162,8 @@ def _slice(inputs: Sequence[Operand | None], attrs: Attrs, version: int) -> Know
     steps = _ints(inputs, 4) if _has(inputs, 4) else [1] * len(starts)
     cut = [slice(None)] * x.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        cut[axis] = slice(start, end, step)
+        # with a negative step numpy takes nothing where ONNX takes the first element
+        cut[axis] = slice(max(start, -x.shape[axis]), end, step)
     return x[tuple(cut)]
 
 

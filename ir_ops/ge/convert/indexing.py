@@ -154,8 +154,16 @@ def tensor_scatter(n: NodeCall) -> Result:
         raise Unsupported("TensorScatter in circular mode", "mode=linear")
     axis = n.axis(int(n.attr("axis", -2)), n.rank(0))
     var = n.x(0) if 0 in n.in_place else n.emit("TensorMove", {"x": n.x(0)}, part="copy")
-    starts = n.x(2) if n.has(2) else n.builder.const(np.zeros(max(n.shape(0)[0], 1), np.int64))
+    starts = n.x(2) if n.has(2) else _first_places(n, var)
     return n.emit("Scatter", {"var": var, "indices": starts, "updates": n.x(1)}, {"reduce": "update", "axis": axis})
+
+
+def _first_places(n: NodeCall, var: Tensor) -> Tensor:
+    """A start of 0 for every entry of the batch."""
+    batch = n.shape(0)[0]
+    if batch >= 0:
+        return n.builder.const(np.zeros(batch, np.int64))
+    return n.emit("Fill", {"dims": n.dims([(var, 0)], "batch"), "value": n.scalar(0, "int64")}, part="starts")
 
 
 @converts(

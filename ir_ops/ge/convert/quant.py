@@ -29,24 +29,42 @@ def _refuse_blocks(n: NodeCall) -> None:
 @converts(
     "QuantizeLinear",
     since=10,
-    dtypes="float32, float16, bfloat16 -> int8",
-    ge="AscendQuantV2",
+    dtypes="float32, float16, bfloat16 -> int8, uint8",
+    ge="AscendQuantV2; RealDiv, Round, Add, ClipByValue, Cast",
     note="GE multiplies: constant scales become reciprocals in x's type, which can move a tie; GE adds the zero point "
-    "before rounding, ONNX after: equal except at ties with an odd zero point",
+    "before rounding, ONNX after: equal except at ties with an odd zero point. To uint8, and along an axis that is not "
+    "the last, it is spelled out in float32",
 )
 def quantize(n: NodeCall) -> Result:
     n.require(*FLOATS)
     _refuse_blocks(n)
     target = n.dtype(2).name if n.has(2) else _declared_target(n)
-    if target != "int8":
-        raise Unsupported(f"QuantizeLinear to {target}", "int8")
+    if target not in _BYTES:
+        raise Unsupported(f"QuantizeLinear to {target}", "int8 or uint8")
     axis = n.axis(int(n.attr("axis", 1)), n.rank(0)) if n.rank(1) == 1 and n.arg(1).type.numel != 1 else n.rank(0) - 1
-    if axis != n.rank(0) - 1:
-        raise Unsupported("QuantizeLinear along an axis that is not the last", "a Transpose")
+    if axis != n.rank(0) - 1 or target != "int8":
+        return _quantized(n, max(axis, 0), target)
     scale, mark = _reciprocal(n)
     offset = _offset(n)
     attrs = {"dst_type": 2, "axis": -1, "round_mode": "round", **mark}
     return n.emit("AscendQuantV2", {"x": n.x(0), "scale": scale, "offset": offset}, attrs)
+
+
+_BYTES = {"int8": (-128.0, 127.0), "uint8": (0.0, 255.0)}
+
+
+def _quantized(n: NodeCall, axis: int, target: str) -> Tensor:
+    """``saturate(round(x / scale) + zero_point)`` as the standard spells it."""
+    rank = n.rank(0)
+    scale = _along(n, n.cast(n.x(1), "float32", "scale"), axis, rank, "scale_axis")
+    steps = n.emit("RealDiv", {"x1": n.cast(n.x(0), "float32", "wide"), "x2": scale}, part="steps")
+    y = n.emit("Round", {"x": steps}, part="rounded")
+    if n.has(2):
+        zero = _along(n, n.cast(n.x(2), "float32", "zero_point"), axis, rank, "zero_point_axis")
+        y = n.emit("Add", {"x1": y, "x2": zero}, part="shifted")
+    low, high = (n.scalar(bound, "float32") for bound in _BYTES[target])
+    y = n.emit("ClipByValue", {"x": y, "clip_value_min": low, "clip_value_max": high}, part="clipped")
+    return n.emit("Cast", {"x": y}, {"dst_type": by_name(target)})
 
 
 def _declared_target(n: NodeCall) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -138,8 +139,9 @@ def _is_empty(n: NodeCall, index: int) -> bool:
 @converts(
     "Split",
     dtypes="any",
-    ge="SplitV, Split",
-    note="sizes from the input, the attribute or num_outputs; an even split of an unknown dim becomes Split",
+    ge="SplitV, Split, StridedSliceV2",
+    note="sizes from the input, the attribute or num_outputs; of an unknown dim an even split becomes Split, and one "
+    "with num_outputs, whose last part may be smaller, slices",
 )
 def split(n: NodeCall) -> Result:
     axis, count = n.axis(int(n.attr("axis", 0)), n.rank(0)), len(n.used)
@@ -149,7 +151,7 @@ def split(n: NodeCall) -> Result:
     if sizes is None:
         if whole < 0:
             if n.attr("num_outputs") is not None:
-                n.note(f"{n.name}: an unknown dim is split into {count} equal parts; ONNX allows a smaller last one")
+                return _parts(n, axis, count)
             return n.emit_all("Split", {"split_dim": place, "x": n.x(0)}, {"num_split": count})
         part = -(-whole // count)
         if part * (count - 1) > whole:
@@ -157,6 +159,20 @@ def split(n: NodeCall) -> Result:
         sizes = [part] * (count - 1) + [whole - part * (count - 1)]
     inputs = {"x": n.x(0), "size_splits": n.vector([int(item) for item in sizes]), "split_dim": place}
     return n.emit_all("SplitV", inputs, {"num_split": count})
+
+
+def _parts(n: NodeCall, axis: int, count: int) -> list[Tensor]:
+    """An unknown dim in parts of one size, rounded up; the last one may be smaller."""
+    dim = n.dims([(n.x(0), axis)], "whole")
+    up = n.emit("Add", {"x1": dim, "x2": n.vector([count - 1])}, part="up")
+    size = n.emit("FloorDiv", {"x1": up, "x2": n.vector([count])}, part="size")
+    ends: list[Any] = [n.vector([0])]
+    ends += [n.emit("Mul", {"x1": size, "x2": n.vector([i + 1])}, part=f"end{i}") for i in range(count)]
+    steps = {"axes": n.vector([axis]), "strides": n.vector([1])}
+    return [
+        n.emit("StridedSliceV2", {"x": n.x(0), "begin": begin, "end": end, **steps}, part=f"part{i}")
+        for i, (begin, end) in enumerate(itertools.pairwise(ends))
+    ]
 
 
 @converts(
@@ -173,8 +189,21 @@ def slice_(n: NodeCall) -> Result:
     if any(step < 0 for step in steps):
         n.note(f"{n.name}: a negative step runs on the aicpu path of StridedSliceV2 only")
     places = [n.axis(axis, n.rank(0)) for axis in axes]
-    inputs = {"x": n.x(0), "begin": _bounds(n, 1, places), "end": _bounds(n, 2, places)}
+    begin = _bounds(n, 1, places) if min(steps, default=1) > 0 else _first_bounds(n, places)
+    inputs = {"x": n.x(0), "begin": begin, "end": _bounds(n, 2, places)}
     return n.emit("StridedSliceV2", {**inputs, "axes": n.vector(places), "strides": n.vector(steps)})
+
+
+def _first_bounds(n: NodeCall, places: list[int]) -> Any:
+    """Where a slice with negative steps begins: in front of the first element is the first in ONNX, nothing in GE."""
+    dims, values = [n.shape(0)[place] for place in places], n.arg(1).constant()
+    if values is not None and all(dim >= 0 or bound >= -1 for dim, bound in zip(dims, values.reshape(-1), strict=True)):
+        return n.vector([max(int(bound), -dim) if dim >= 0 else int(bound)
+                         for dim, bound in zip(dims, values.reshape(-1), strict=True)])  # fmt: skip
+    whole = n.emit("Shape", {"x": n.x(0)}, {"dtype": 9}, part="input_shape")
+    picked = {"x": whole, "indices": n.vector(places), "axis": n.scalar(0, "int64")}
+    lowest = n.emit("Neg", {"x": n.emit("GatherV2", picked, part="sliced_dims")}, part="lowest")
+    return n.emit("Maximum", {"x1": _bounds(n, 1, places), "x2": lowest}, part="begin")
 
 
 def _bounds(n: NodeCall, index: int, places: list[int]) -> Any:

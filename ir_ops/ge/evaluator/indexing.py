@@ -69,7 +69,10 @@ def scatter(call: EvalCall) -> Array:
     var, updates = np.array(call.x("var")), call.x("updates")
     axis = int(call.attr("axis")) % var.ndim
     length = updates.shape[axis]
-    for row, start in enumerate(call.ints("indices")):
+    starts = call.ints("indices")
+    if len(starts) != var.shape[0]:
+        raise call.error("a start for each entry of the batch", str(len(starts)), str(var.shape[0]))
+    for row, start in enumerate(starts):
         if not 0 <= start <= var.shape[axis] - length:
             raise call.error("a block does not fit", f"start {start}, length {length}", f"0..{var.shape[axis]}")
         # a view with the updated axis first

@@ -7,6 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from fusion.facts.analysis import Facts, analyse
+from fusion.facts.graph import GraphView
 from fusion.facts.types import fill_types
 from ir_ops.layout import address
 from tests.fusion.facts.build import view_of
@@ -28,8 +29,8 @@ def facts_of(text_or_spec: str | Spec) -> Facts:
     if isinstance(text_or_spec, Spec):
         model = ir.from_proto(Preamble(text_or_spec).model())
         fill_types(model.graph)
-        return analyse(model.graph, text_or_spec.opset)
-    return analyse(view_of(text_or_spec).graph, 18)
+        return analyse(GraphView(model.graph, text_or_spec.opset))
+    return analyse(view_of(text_or_spec))
 
 
 @pytest.mark.parametrize(("write", "wanted"), WRITES.items())

@@ -15,6 +15,7 @@ from fusion.facts import heads, sharing
 from fusion.facts.analysis import analyse
 from fusion.facts.attention import AttentionReader
 from fusion.facts.cache_write import CacheWrite
+from fusion.facts.graph import GraphView
 from fusion.facts.parameters import Reason
 from fusion.facts.rows import Row, read_row
 from models.architecture import PRESETS, tiny
@@ -27,6 +28,10 @@ from tests.fusion.zoo.spellings import Preamble
 def graph(name: str, cache: str, layers: int = 3) -> tuple[ir.Graph, int]:
     model = build(replace(tiny(PRESETS[name]), layers=layers), Options("float16", cache), RandomWeights(0))
     return ir.serde.deserialize_model(model).graph, 18
+
+
+def view(name: str, cache: str, layers: int = 3) -> GraphView:
+    return GraphView(*graph(name, cache, layers))
 
 
 def described(row: Row | Reason) -> object:
@@ -46,9 +51,9 @@ def described(row: Row | Reason) -> object:
 @pytest.mark.parametrize("cache", ["static", "paged", "growth"])
 @pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v2", "qwen3-8b", "qwen2-7b"])
 def test_shared_facts_are_those_of_reading_each_layer(name: str, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = analyse(*graph(name, cache))
+    shared = analyse(view(name, cache))
     monkeypatch.setattr(sharing, "_same_write", lambda *unused: None)
-    alone = analyse(*graph(name, cache))
+    alone = analyse(view(name, cache))
     again = [read_row(alone.view, write, alone.norms) for write in alone.writes]
     assert [described(row) for row in shared.rows] == [described(row) for row in again]
     assert [(item.cache.name, item.reason, item.detail) for item in shared.others] == [
@@ -65,7 +70,7 @@ def test_shared_facts_are_those_of_reading_each_layer(name: str, cache: str, mon
 
 def test_slots_that_each_layer_computes_anew_are_its_own() -> None:
     model = ir.from_proto(Preamble(Spec(layers=3, write="from_start")).model())
-    found = analyse(model.graph, 18)
+    found = analyse(GraphView(model.graph, 18))
     spots = [write.slots.value.producer() for write in found.writes]
     assert len({id(node) for node in spots}) == 6
     assert all(isinstance(row, Row) for row in found.rows)
@@ -81,17 +86,17 @@ def test_a_write_is_read_once_for_each_form_of_cache(monkeypatch: pytest.MonkeyP
         return original(view, spine)
 
     monkeypatch.setattr(sharing, "read_write", counting)
-    assert len(analyse(*graph("deepseek-v3", "static", layers=6)).writes) == 12
+    assert len(analyse(view("deepseek-v3", "static", layers=6)).writes) == 12
     assert read == ["key_cache.0", "value_cache.0"]
 
 
 def test_a_layer_with_other_sizes_is_read_by_itself() -> None:
     """The third layer's keys have one head more; nothing of the first two is taken for it."""
-    facts = analyse(*graph("qwen3-8b", "static"))
+    facts = analyse(view("qwen3-8b", "static"))
     other, opset = graph("qwen3-8b", "static")
     cache = next(value for value in other.inputs if value.name == "key_cache.2")
     cache.shape = ir.Shape([2, 2, 32, 128])
-    changed = analyse(other, opset)
+    changed = analyse(GraphView(other, opset))
     lengths = [item.probes[0].geometry.rows for item in changed.writes]
     assert lengths[4] == 32 and lengths[0] == facts.writes[0].probes[0].geometry.rows == 16
 

@@ -59,8 +59,15 @@ def edited(base: Base, steps: Steps) -> tuple[onnx.ModelProto, Counter[str]]:
     return model, applied
 
 
-def judge(model: onnx.ModelProto, feeds: Sequence[Feeds], wanted: Counter[str] | None) -> Outcome:
-    """Fuses; ``wanted``: sites that must be there (the meaning was kept); None: refusing is fine."""
+def judge(
+    model: onnx.ModelProto, feeds: Sequence[Feeds], wanted: Counter[str] | None, results: Sequence[Feeds] = ()
+) -> Outcome:
+    """Fuses, and compares what fused with the model itself.
+
+    Args:
+        wanted: sites that must be there (the meaning was kept); None: refusing is fine.
+        results: what the model computes for the feeds, where that is known.
+    """
     try:
         result = fusion.fuse(model)
     except KvfuseError as error:
@@ -71,8 +78,8 @@ def judge(model: onnx.ModelProto, feeds: Sequence[Feeds], wanted: Counter[str] |
     if not result.sites:
         return Outcome("lost" if lost else "refused", refusals(result) if lost else "")
     ran = False
-    for given in feeds if wanted is None else feeds[:1]:
-        before = outputs(model, given)
+    for number, given in enumerate(feeds):
+        before = results[number] if results else outputs(model, given)
         if before is None:
             continue
         ran = True
@@ -130,9 +137,19 @@ def _gap(got: Array, wanted: Array) -> tuple[float, float]:
     return largest, TOLERANCE * max(1.0, float(finite.max(initial=0)))
 
 
-def check(base: Base, steps: Steps, breaking: bool) -> Outcome:
-    model, _ = edited(base, steps)
-    return judge(model, base.feeds, None if breaking else base.sites)
+def check(base: Base, steps: Steps, breaking: bool, compare: bool = True) -> Outcome:
+    """Edits and judges. An edit that keeps the meaning keeps the results of the base: they are computed once.
+
+    Args:
+        compare: whether results are compared, and not only sites counted, where the meaning was kept.
+    """
+    return judged(base, edited(base, steps)[0], breaking, compare)
+
+
+def judged(base: Base, model: onnx.ModelProto, breaking: bool, compare: bool) -> Outcome:
+    if breaking:
+        return judge(model, base.feeds, None)
+    return judge(model, *((base.feeds[:1], base.sites, base.results) if compare else ([], base.sites)))
 
 
 def fewest(steps: Steps, fails: Callable[[Steps], bool]) -> Steps:

@@ -135,6 +135,7 @@ def factor_in_two(draft: Draft) -> bool:
         and is_float(draft.kinds.get(node.input[place], Kind(0, ())))
         and node.input[1 - place] in draft.kinds
         and np.abs(value.astype(np.float64)).min(initial=1) > 1e-3
+        and not (value == 1).all()  # where nothing is multiplied, twice may be too large
     ]
     found = draft.pick(places)
     if found is None:
@@ -348,5 +349,33 @@ def whole(function: mutations.Edit) -> Edit:
     return apply
 
 
-for _name in ("without_value_info", "own_names", "unnamed", "another_order"):
+def _meeting(draft: Draft) -> set[str]:
+    """Inputs that need the names of their dims: with others, one could be broadcast to the other or be cut otherwise.
+
+    These are inputs of one form, and such whose dims stand side by side in a shape.
+    """
+    forms: dict[tuple[str, ...], list[str]] = {}
+    for item in draft.model.graph.input:
+        dims = tuple(dim.dim_param or str(dim.dim_value) for dim in item.type.tensor_type.shape.dim)
+        forms.setdefault(dims, []).append(item.name)
+    asked = {node.output[0]: node.input[0] for node in draft.nodes if node.op_type == "Shape"}
+    groups = [*forms.values(), *({asked.get(name, "") for name in node.input} - {""} for node in draft.nodes)]
+    inputs = {item.name for item in draft.model.graph.input}
+    return {name for group in groups if len(inputs & set(group)) > 1 for name in group}
+
+
+@edit
+def own_names(draft: Draft) -> bool:
+    """Every symbolic dim has a name of its own, or none."""
+    held = _meeting(draft)
+    for entry in (*draft.model.graph.input, *draft.model.graph.output, *draft.model.graph.value_info):
+        for axis, dim in enumerate(entry.type.tensor_type.shape.dim):
+            if dim.dim_param and entry.name not in held:
+                dim.dim_param = f"{entry.name}_{axis}"
+                if draft.rng.random() < 0.3 and entry in draft.model.graph.input:
+                    dim.ClearField("dim_param")
+    return True
+
+
+for _name in ("without_value_info", "another_order"):
     KEEPING[_name] = whole(getattr(mutations, _name))

@@ -143,7 +143,7 @@ class Preamble:
         else:
             stored = g.const(weight)
         if source == "computed":
-            stored = g.op("Mul", stored, g.scalar(1.0, self.spec.dtype))
+            stored = g.op("Mul", g.const(2 * weight), g.scalar(0.5, self.spec.dtype))
         y = g.op("MatMul", x, stored)
         return y if bias is None else g.op("Add", g.const(bias), y)
 

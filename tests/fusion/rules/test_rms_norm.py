@@ -79,6 +79,14 @@ def test_ranks_share_a_function_body() -> None:
     assert sorted(site.attrs["epsilon"] for site in result.sites) == [pytest.approx(1e-6), pytest.approx(1e-5)]
 
 
+@pytest.mark.parametrize("norm", ["sum_square_times", "count_in_parts", "folded_n"])
+def test_a_count_that_has_no_exact_reciprocal(norm: str) -> None:
+    def build(g: Graph) -> dict[str, str]:
+        return {"y": NORMS[norm](g, "x", np.linspace(0.5, 1.5, 20).astype(np.float32), 1e-5, 3)}
+
+    check(model_of(build, {"x": ["B", "S", 20]}), feeds("float32", 2, 3, 20), {"RmsNorm": 1})
+
+
 def test_a_norm_without_gamma_gets_ones() -> None:
     def build(g: Graph) -> dict[str, str]:
         mean = g.reduce("ReduceMean", g.op("Mul", "x", "x"))

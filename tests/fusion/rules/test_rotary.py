@@ -189,6 +189,19 @@ def test_rotary_embedding(domain: str, rank: int, woven: int) -> None:
     assert result.sites[0].attrs["mode"] == woven
 
 
+@pytest.mark.parametrize("number", [-1, 2, 99])
+def test_an_attribute_that_the_standard_does_not_know_is_refused(number: int) -> None:
+    """Runtimes take such an ``interleaved`` for one or the other."""
+
+    def build(g: Graph) -> dict[str, str]:
+        cos, sin = (g.squeeze(table, 1) for table in ("cos", "sin"))
+        return {"y": g.op("RotaryEmbedding", "x", cos, sin, interleaved=number)}
+
+    result = fusion.fuse(rotary_model(build, WIDTH // 2, opset=23))
+    assert not result.sites
+    assert f"interleaved={number}" in result.refusals[0].found
+
+
 # --- partial ---------------------------------------------------------------------------------------------------------
 
 

@@ -206,6 +206,42 @@ def squared_root(g: Graph, x: str, gamma: Array, eps: float, rank: int) -> str:
     return g.down(y)
 
 
+def gamma_in_parts(g: Graph, x: str, gamma: Array, eps: float, rank: int) -> str:
+    """A factor 2 beside half of gamma; the square is that of ``-1 * x``."""
+    xf = g.up(x)
+    root = g.op("Sqrt", g.op("Add", _mean_square(g, g.op("Mul", xf, g.scalar(-1.0))), g.scalar(eps)))
+    twice = g.op("Mul", g.op("Div", xf, root), g.scalar(2.0))
+    return g.down(g.op("Mul", twice, _gamma32(g, gamma / gamma.dtype.type(2))))
+
+
+def count_in_parts(g: Graph, x: str, gamma: Array, eps: float, rank: int) -> str:
+    """``sum * 2 * (1 / 2n)`` for the mean."""
+    xf = g.up(x)
+    total = g.op("Mul", g.reduce("ReduceSum", g.op("Mul", xf, xf)), g.scalar(2.0))
+    root = g.op("Sqrt", g.op("Add", g.op("Mul", total, g.scalar(0.5 / gamma.size)), g.scalar(eps)))
+    return g.down(g.op("Mul", _gamma32(g, gamma), g.op("Div", xf, root)))
+
+
+def recomputed_otherwise(g: Graph, x: str, gamma: Array, eps: float, rank: int) -> str:
+    """``x * sqrt(m) * (1 / m)`` where m is computed twice, with Pow and with Mul."""
+    xf = g.up(x)
+    first = g.op("Add", _mean_square(g, xf), g.scalar(eps))
+    again = g.op("Add", g.reduce("ReduceMean", g.op("Mul", xf, xf)), g.scalar(eps))
+    y = g.op("Mul", g.op("Mul", xf, g.op("Sqrt", first)), g.op("Reciprocal", again))
+    return g.down(g.op("Mul", y, _gamma32(g, gamma)))
+
+
+def undone_moves(g: Graph, x: str, gamma: Array, eps: float, rank: int) -> str:
+    """Moves that are undone again, signs that cancel, a factor of 1, on every way to the product."""
+    xf = g.up(x)
+    order = [*range(1, rank), 0]
+    turned = g.transpose(g.transpose(xf, *order), *(order.index(axis) for axis in range(rank)))
+    root = g.op("Sqrt", g.op("Add", _mean_square(g, g.op("Neg", g.op("Neg", turned))), g.scalar(eps)))
+    flat = g.op("Reshape", g.reshape(xf, -1), g.op("Shape", xf))
+    y = g.op("Mul", g.op("Div", g.squeeze(g.unsqueeze(flat, 0), 0), root), g.scalar(1.0))
+    return g.down(g.op("Mul", g.op("Concat", y, axis=-1), _gamma32(g, gamma)))
+
+
 def standard_op(g: Graph, x: str, gamma: Array, eps: float, rank: int) -> str:
     return g.op("RMSNormalization", x, g.const(gamma, g.dtype), axis=-1, epsilon=eps, stash_type=1)
 
@@ -244,6 +280,10 @@ NORMS: dict[str, Norm] = {
         own_type,
         in_double,
         squared_root,
+        gamma_in_parts,
+        count_in_parts,
+        recomputed_otherwise,
+        undone_moves,
         standard_op,
         runtime_op,
     )

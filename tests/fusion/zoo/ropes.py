@@ -241,6 +241,25 @@ def half_minus_zero(g: Graph, x: str, cos: str, sin: str, d: int) -> str:
     return products(g, x, turned, cos, sin)
 
 
+@spelling("half")
+def half_sign_in_parts(g: Graph, x: str, cos: str, sin: str, d: int) -> str:
+    """``sin * 2 * [-1/2, 1/2]``, and the halves swapped."""
+    signs = np.where(np.arange(d) < d // 2, -0.5, 0.5).astype(np.float32)
+    signed = g.op("Mul", g.op("Mul", sin, g.scalar(2.0, g.dtype)), g.const(signs, g.dtype))
+    low, high = g.halves(x)
+    return g.op("Add", g.op("Mul", x, cos), g.op("Mul", g.op("Concat", high, low, axis=-1), signed))
+
+
+@spelling("half")
+def half_undone_moves(g: Graph, x: str, cos: str, sin: str, d: int) -> str:
+    """Moves that are undone again, signs that cancel, a factor of 1."""
+    turned = g.transpose(g.transpose(x, 0, 2, 1, 3), 0, 2, 1, 3)
+    rotated = g.op("Neg", g.op("Neg", rotate_half(g, turned, d)))
+    flat = g.op("Reshape", g.reshape(x, -1), g.op("Shape", x))
+    first = g.op("Mul", g.op("Mul", flat, cos), g.scalar(1.0, g.dtype))
+    return g.op("Add", g.op("Concat", first, axis=1), g.op("Mul", rotated, g.squeeze(g.unsqueeze(sin, 0), 0)))
+
+
 @spelling("half", "half", since=23)
 def half_standard_op(g: Graph, x: str, cos: str, sin: str, d: int) -> str:
     """ONNX RotaryEmbedding; its cos and sin are ``[B, S, d/2]``."""

@@ -128,7 +128,8 @@ SHAPES = [
     Case("Concat", [A], {"axis": 0}),
     Case("Split", [A, Fixed(i64(1, 3))], {"axis": 2}, outputs=2),
     Case("Split", [A], {"axis": 2, "num_outputs": 2}, outputs=2),
-    Case("Split", [f32(2, 7)], {"axis": 1, "num_outputs": 3}, outputs=3, static=True),
+    Case("Split", [f32(2, 7)], {"axis": 1, "num_outputs": 3}, outputs=3),
+    Case("Split", [f32(2, 7)], {"axis": -1, "num_outputs": 1}),
     Case("Split", [A], {"axis": 0}, outputs=2, opset=13),
     Case("Slice", [A, Fixed(i64(1)), Fixed(i64(2**63 - 1)), Fixed(i64(2))]),
     Case("Slice", [A, Fixed(i64(0, -2)), Fixed(i64(1, -1)), Fixed(i64(0, 2))]),
@@ -241,6 +242,14 @@ QUANT = [
     ),
     Case("QuantizeLinear", [f32(3, 4) * 9, np.abs(f32(4)) + 0.5, Fixed(np.array([0, 2, -4, 6], np.int8))], opset=21),
     Case("QuantizeLinear", [f32(3, 4) * 9, Fixed(np.float32(0.5).reshape(()))], {"output_dtype": 3}, opset=21),
+    Case(
+        "QuantizeLinear", [f32(3, 4) * 99, Fixed(np.float32(0.5).reshape(())), Fixed(np.array(3, np.uint8))], opset=21
+    ),
+    Case("QuantizeLinear", [f32(3, 4) * 9, Fixed(np.array([0.3], np.float32))], opset=13),
+    Case("QuantizeLinear", [f32(2, 3, 4) * 99, np.abs(f32(3)) + 0.5, Fixed(np.array([1, 0, 250], np.uint8))], opset=21),
+    Case(
+        "QuantizeLinear", [f32(2, 3) * 9, Fixed(np.abs(f32(2)) + 0.5), Fixed(np.array([1, -7], np.int8))], {"axis": 0}
+    ),
     Case("DynamicQuantizeLinear", [f32(3, 4)], outputs=3),
 ]
 CASES = ELEMENTWISE + CASTS + REDUCTIONS + SHAPES + INDEXING + PRODUCTS + NORMS + ROTARY + ATTENTION + QUANT
@@ -343,6 +352,24 @@ def test_the_logarithm_of_a_weight_that_is_0() -> None:
     case = Case("LogSoftmax", [np.array([[0, 300]], np.float32)])
     got, _ = converted(case.model(), case.feeds())
     assert_same(got, {"out0": np.array([[-300, 0]], np.float32)}, 0)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("later", [False, True])
+def test_a_slice_backwards_from_in_front_of_the_first(dynamic: bool, later: bool) -> None:
+    """The standard clamps the start to the first element; numpy, and the reference with it, takes nothing."""
+    start = i64(-9)
+    case = Case("Slice", [A, start if later else Fixed(start), *(Fixed(i64(k)) for k in (-(2**63), 1, -1))])
+    got, _ = converted(case.model(dynamic), case.feeds())
+    assert_same(got, {"out0": A[:, :1]}, 0)
+    whole = Case("Slice", [Fixed(i64(5, 6, 7)), Fixed(start), *(Fixed(i64(k)) for k in (-(2**63), 0, -1))])
+    assert_same(converted(whole.model(), {})[0], {"out0": i64(5)}, 0)
+
+
+def test_caches_of_any_batch_begin_at_their_first_row() -> None:
+    case = Case("TensorScatter", [f32(3, 6, 4), f32(3, 2, 4)], {"axis": 1}, opset=24)
+    got, _ = converted(case.model(dynamic=True), case.feeds())
+    assert_same(got, expected(case.model(), case.feeds()), 0)
 
 
 def test_nothing_but_zeros_is_quantised_by_one() -> None:

@@ -27,6 +27,8 @@ def compare(case: Case, is_dynamic: bool) -> None:
 
 @given(st.integers(-3, 2), bounds, bounds, st.sampled_from([1, 2, 3, -1, -2]), dynamic)
 def test_slices(axis: int, start: int, end: int, step: int, is_dynamic: bool) -> None:
+    # the reference slices as numpy does, which takes nothing there: a test of its own
+    assume(step > 0 or start >= -X.shape[axis])
     inputs = [np.array([value], np.int64) for value in (start, end, axis, step)]
     compare(Case("Slice", [X, *(Fixed(value) for value in inputs)]), is_dynamic)
 

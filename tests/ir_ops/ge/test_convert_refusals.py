@@ -48,8 +48,10 @@ def refusal(case: Case, **options: Any) -> str:
         ),
         (Case("RMSNormalization", [X, Fixed(SCALE)], {"stash_type": 10}, opset=23), "stash_type 10"),
         (Case("Einsum", [X, X], {"equation": "...ij,...jk->...ik"}), "Einsum with an ellipsis"),
-        (Case("QuantizeLinear", [X, Fixed(SCALE[0])]), "QuantizeLinear to uint8, nearest: int8"),
-        (Case("QuantizeLinear", [X, Fixed(SCALE[:3]), Fixed(np.zeros(3, np.int8))], {"axis": 1}), "not the last"),
+        (
+            Case("QuantizeLinear", [X, Fixed(SCALE[0]), Fixed(np.array(0, np.uint16))], opset=21),
+            "QuantizeLinear to uint16, nearest: int8 or uint8",
+        ),
         (Case("Cast", [X], {"to": TensorProto.STRING}), "Cast to ONNX element type 8"),
         (Case("Cast", [X], {"to": TensorProto.FLOAT8E4M3FN, "saturate": 0}, opset=19), "float8 without saturation"),
         (Case("Unsqueeze", [X, np.zeros(1, np.int64)]), "input 1 is not constant, nearest: fix the input shapes"),

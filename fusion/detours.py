@@ -1,0 +1,146 @@
+"""The graph as recognition sees it: readers of a node that changes nothing read what is in front of it.
+
+The values are equal bit by bit, so whatever is found holds for the graph as it is written, and the graph is put back
+afterwards. Only readers of what a fusion replaces stay in front: behind the idle node nothing would be computed less.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from fusion.facts.graph import GraphView, dims_of
+from fusion.facts.idle import idle_source
+from fusion.facts.settle import Survey
+
+_ASKING = ("Shape", "Size")
+
+Shortcut = tuple[ir.Node, int, ir.Value]
+"""A node, which of its operands, and the value of equal content that recognition read there."""
+
+
+def _maker(reader: ir.Node) -> ir.Node | None:
+    """The node whose only result a node reads."""
+    node = reader.inputs[0].producer() if reader.inputs[0] is not None else None
+    return node if node is not None and len(node.outputs) == 1 and node.op_type != "Constant" else None
+
+
+def _is_asked_between(node: ir.Node, source: ir.Value) -> bool:
+    """Whether a value between ``source`` and the node has another reader, and all that these ask is its shape.
+
+    It would stay, and read the source, for a shape that is told without it as long as it is part of a match.
+    """
+    value = node.inputs[0]
+    while value is not None and value is not source:
+        others = [use.node for use in value.uses() if use.node is not node]
+        if others and all(other.op_type in _ASKING for other in others):
+            return True
+        maker = value.producer()
+        node, value = (node, None) if maker is None else (maker, maker.inputs[0])
+    return False
+
+
+class Detours:
+    """Leads readers past idle nodes, takes these out of the graph, and puts everything back.
+
+    Args:
+        view: of the graph; it has not been looked at yet.
+    """
+
+    def __init__(self, view: GraphView) -> None:
+        self._view = view
+        self._survey: Survey | None = None
+        self._before = list(view.graph)
+        self._read: dict[tuple[int, int], tuple[ir.Node, int, ir.Value]] = {}
+        """What an operand of a node is in the graph as it is written."""
+        self._out: dict[int, tuple[ir.Value | None, ...]] = {}
+        """Id of a node that was taken out -> its operands."""
+        self._past_idle_nodes()
+        view.kept.clear()  # trial sizes that were chosen before caches were known
+        if self._past_shapes_of_copies():
+            self._past_idle_nodes()
+            view.forget()
+
+    def _past_idle_nodes(self) -> None:
+        left = []
+        for node in list(self._view.graph):
+            source = idle_source(self._view, node, self._shape)
+            if source is not None and not _is_asked_between(node, source):
+                self._lead(node.outputs[0], source)
+                left.append(node)
+        self._take_out(left)
+
+    def _past_shapes_of_copies(self) -> bool:
+        """Of values that are computed twice, one for its shape alone, the shape is asked of the other.
+
+        Copies whose content is read stay apart: each belongs to the place that reads it.
+
+        Returns:
+            Whether there are such values.
+        """
+        asked = [node for node in self._view.graph if node.op_type in _ASKING]
+        makers = {id(node): node for item in asked if (node := _maker(item)) is not None}
+        alone = [node for node in makers.values() if all(use.node.op_type in _ASKING for use in node.outputs[0].uses())]
+        if not alone:
+            return False
+        read = self._first_read({self._view.number(node.outputs[0]) for node in alone})
+        found: list[ir.Node] = []
+        for node in alone:
+            like = read.get(self._view.number(node.outputs[0]))
+            if like is not None and all(self._is_before(like, use.node) for use in node.outputs[0].uses()):
+                self._lead(node.outputs[0], like.outputs[0])
+                found.append(node)
+        self._take_out(list(found))
+        return bool(found)
+
+    def _first_read(self, numbers: set[int]) -> dict[int, ir.Node]:
+        """Number -> the first node that gives such a value and is read for more than its shape."""
+        found: dict[int, ir.Node] = {}
+        for node in self._view.graph:
+            number = self._view.number(node.outputs[0]) if node.outputs else -1
+            if number in numbers and any(use.node.op_type not in _ASKING for use in node.outputs[0].uses()):
+                found.setdefault(number, node)
+        return found
+
+    def _is_before(self, node: ir.Node, reader: ir.Node) -> bool:
+        return reader.graph is self._view.graph and self._view.order(node) < self._view.order(reader)
+
+    def _shape(self, value: ir.Value) -> tuple[object, ...] | None:
+        dims = dims_of(value)
+        if dims is None:
+            self._survey = self._survey or Survey(self._view)
+            shape = self._survey.shape(value)
+            dims = None if shape is None else (None,) * len(shape)
+        return dims
+
+    def _lead(self, old: ir.Value, new: ir.Value) -> None:
+        """Readers of ``old`` read ``new``."""
+        for use in tuple(old.uses()):
+            self._read.setdefault((id(use.node), use.idx), (use.node, use.idx, old))
+            use.node.replace_input_with(use.idx, new)
+
+    def _take_out(self, nodes: list[ir.Node]) -> None:
+        """Takes out what nobody reads any more, and then perhaps what is in front of it."""
+        while nodes:
+            node = nodes.pop()
+            if node.graph is None or any(item.uses() or item.is_graph_output() for item in node.outputs):
+                continue
+            self._out[id(node)] = tuple(node.inputs)
+            nodes += [maker for item in node.inputs if item is not None and (maker := item.producer()) is not None]
+            self._view.graph.remove(node, safe=True)
+
+    def end(self) -> list[Shortcut]:
+        """Puts nodes and readers back; gives the shortcuts that were taken."""
+        graph, before = self._view.graph, None
+        for node in self._before:
+            if id(node) in self._out:
+                for place, item in enumerate(self._out[id(node)]):
+                    node.replace_input_with(place, item)
+                if before is None:
+                    graph.insert_before(graph[0], node)
+                else:
+                    graph.insert_after(before, node)
+            before = node
+        taken = [(node, place, node.inputs[place]) for node, place, _ in self._read.values()]
+        for node, place, value in self._read.values():
+            node.replace_input_with(place, value)
+        return [(node, place, source) for node, place, source in taken if source is not None]

@@ -1,0 +1,52 @@
+"""Rows that a graph may leave to broadcasting, written out where operators want one for each batch entry and token.
+
+Whether a dim may be 1 is tried: where the names of dims do not say that two sizes are equal, and only an elementwise
+operator makes them so, the graph runs with a size of 1 too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from fusion.emit import Emitter
+from fusion.facts.probe import Probe
+from fusion.facts.trials import shape_under
+from fusion.rules import _cache_op as common
+
+
+def all_rows(
+    emit: Emitter, probes: Sequence[Probe], ones: Sequence[Probe], table: ir.Value, rows: ir.Value,
+    leading: int, candidates: Sequence[ir.Value], part: str,
+) -> ir.Value:  # fmt: skip
+    """cos or sin with a row wherever the operator wants one.
+
+    Args:
+        ones: see :func:`fusion.facts.trials.with_ones`.
+        table: the value in the graph.
+        rows: the same in the operator's type and columns.
+        leading: how many axes both have in front of the columns.
+        candidates: values that have the operator's dims: the first that does decides; graph inputs where none does.
+    """
+    shapes = [probe.shape(table) or () for probe in probes]
+    dims: list[int | ir.Value] = [1] * (leading + 1)
+    for axis in range(leading) if ones else ():
+        sizes = [shape[axis] for shape in shapes]
+        first = next(common.places_of(probes, sizes, candidates), None)
+        places = common.places_of(probes, sizes, probes[0].view.graph.inputs) if first is None else [first]
+        wider = (place for place in places if any(alone(probe, (table, axis), place) for probe in ones))
+        place = next(wider, None)
+        if place is not None:
+            dims[axis] = emit.dim(*place, part=part)
+    if not any(isinstance(dim, ir.Value) for dim in dims):
+        return rows
+    return emit.node("Expand", [rows, emit.shape_vector(dims, part + "_all_shape")], part + "_all")
+
+
+def alone(probe: Probe, dim: tuple[ir.Value, int], other: tuple[ir.Value, int]) -> bool:
+    """Whether a dim is 1 under a probe, and another is not."""
+    sizes = [shape_under(probe, value) for value, _ in (dim, other)]
+    if sizes[0] is None or sizes[1] is None:
+        return False
+    return sizes[0][dim[1]] == 1 != sizes[1][other[1]]

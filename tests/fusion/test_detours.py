@@ -1,0 +1,103 @@
+"""Recognition looks past nodes that change nothing, and the graph is as it was afterwards."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+import fusion
+from fusion.detours import Detours
+from tests.fusion.facts.build import value, view_of
+from tests.fusion.rules.block_models import check, model_of, random
+from tests.fusion.rules.test_rotary import WIDTH, feeds, one, rotary_model
+from tests.fusion.zoo.graph import Graph
+from tests.fusion.zoo.ropes import products, rotate_half
+
+CHAIN = """g (float[S, 4] x) => (float[S, 4] y, float[S, 4] z) <float one = {1}> {
+    a = Neg (x)
+    b = Neg (a)
+    c = Mul (b, one)
+    d = Abs (c)
+    y = Identity (d)
+    z = Identity (c)
+}"""
+
+
+def written(graph: ir.Graph) -> list[tuple[str, list[str | None], list[str | None]]]:
+    return [
+        (node.op_type, [item and item.name for item in node.inputs], [item.name for item in node.outputs])
+        for node in graph
+    ]
+
+
+def test_readers_are_led_past_idle_nodes_and_back() -> None:
+    view = view_of(CHAIN)
+    before = written(view.graph)
+    detours = Detours(view)
+    assert [kind for kind, _, _ in written(view.graph)] == ["Abs", "Identity", "Identity"]
+    assert all(item.inputs[0] is value(view, "x") for item in view.graph if item.outputs[0].name in ("d", "z"))
+    taken = detours.end()
+    assert written(view.graph) == before
+    assert ("d", 0, "x") in {(node.outputs[0].name, place, source.name) for node, place, source in taken}
+
+
+def test_a_shape_is_asked_of_the_copy_whose_content_is_read() -> None:
+    view = view_of("""g (float[S, 4] x, float[S, 4] w) => (float[S, 4] y) {
+        first = Add (x, w)
+        again = Add (w, x)
+        s = Shape (first)
+        n = Abs (again)
+        y = Expand (n, s)
+    }""")
+    before = written(view.graph)
+    detours = Detours(view)
+    assert [kind for kind, _, _ in written(view.graph)] == ["Add", "Shape", "Abs", "Expand"]
+    assert view.graph[1].inputs[0] is value(view, "again")
+    detours.end()
+    assert written(view.graph) == before
+
+
+def test_refusing_leaves_idle_nodes_alone() -> None:
+    model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["" : 18]>' + CHAIN)
+    after = fusion.fuse(model).model.graph.node
+    assert [(node.op_type, node.input, node.output) for node in after] == [
+        (node.op_type, node.input, node.output) for node in model.graph.node
+    ]
+
+
+def test_readers_of_a_fused_value_do_not_keep_the_old_one() -> None:
+    """The result goes through idle nodes, is read in front of them, and its shape is asked behind them."""
+
+    def build(g: Graph) -> dict[str, str]:
+        x = g.op("Neg", g.op("Neg", "x"))
+        y = products(g, x, rotate_half(g, g.op("Mul", x, g.scalar(1.0)), WIDTH), "cos", "sin")
+        behind = g.op("Concat", g.op("Mul", y, g.scalar(1.0)), axis=2)
+        rows = g.op("Shape", behind)
+        return {"y": y, "flat": g.op("Reshape", g.op("Abs", behind), rows)}
+
+    result = check(rotary_model(build), feeds(), {"RotaryPositionEmbedding": 1})
+    assert result.ops_after["Mul"] == 0 and result.ops_after["Concat"] == 0
+    assert result.ops_after["Neg"] == 0
+
+
+def test_a_random_value_is_no_copy_of_another() -> None:
+    def build(g: Graph) -> dict[str, str]:
+        noise, other = g.op("RandomNormalLike", "x"), g.op("RandomNormalLike", "x")
+        mean = g.reduce("ReduceMean", g.op("Mul", noise, other))
+        inverse = g.op("Reciprocal", g.op("Sqrt", g.op("Add", mean, g.scalar(1e-5))))
+        return {"y": g.op("Mul", g.op("Mul", noise, inverse), g.const(random((WIDTH,))))}
+
+    assert not fusion.fuse(model_of(build, {"x": ["B", "S", WIDTH]})).sites
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_a_transpose_whose_shape_is_asked_stays_in_the_match(pairs: bool) -> None:
+    def build(g: Graph) -> dict[str, str]:
+        x = one(lambda g, x, cos, sin, width: products(g, x, rotate_half(g, x, width), cos, sin))(g)["y"]
+        turned = g.transpose(x, 0, 2, 1, 3)
+        back = g.transpose(turned, 0, 2, 1, 3)
+        return {"y": g.reshape(back, (turned, 0), -1) if pairs else back}
+
+    result = check(rotary_model(build), feeds(), {"RotaryPositionEmbedding": 1})
+    assert result.ops_after["Transpose"] == (2 if pairs else 0)
