@@ -69,10 +69,9 @@ def build(facts: Facts, new_emitter: EmitterFactory, site: Site, operator: Opera
         size=RULE_SIZE,
         slack=max(
             site.norm.slack(len(site.gamma_columns)),
-            site.query.skeleton.norm.slack(len(frame.down_columns.columns[0])),
+            site.query.skeleton.norm.slack(len(frame.down_columns.columns[0])) + (ROUNDED if by_row else 0.0),
         ),
         reduction=frame.reduction(),
-        slack=ROUNDED if by_row else 0.0,
         zero_rows=not by_row,
         draws={} if site.query.up.scale is None else {id(site.query.up.scale): "scale"},
     )
