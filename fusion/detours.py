@@ -29,13 +29,13 @@ def _is_asked_between(node: ir.Node, source: ir.Value) -> bool:
 
     It would stay, and read the source, for a shape that is told without it as long as it is part of a match.
     """
-    value = node.inputs[0]
+    value = None if any(item is source for item in node.inputs) else node.inputs[0]
     while value is not None and value is not source:
         others = [use.node for use in value.uses() if use.node is not node]
         if others and all(other.op_type in _ASKING for other in others):
             return True
         maker = value.producer()
-        node, value = (node, None) if maker is None else (maker, maker.inputs[0])
+        node, value = (maker, maker.inputs[0]) if maker is not None and maker.inputs else (node, None)
     return False
 
 
@@ -61,13 +61,11 @@ class Detours:
             view.forget()
 
     def _past_idle_nodes(self) -> None:
-        left = []
         for node in list(self._view.graph):
-            source = idle_source(self._view, node, self._shape)
+            source = None if node.graph is None else idle_source(self._view, node, self._shape)
             if source is not None and not _is_asked_between(node, source):
                 self._lead(node.outputs[0], source)
-                left.append(node)
-        self._take_out(left)
+                self._take_out([node])  # at once: whoever is dead reads nothing
 
     def _past_shapes_of_copies(self) -> bool:
         """Of values that are computed twice, one for its shape alone, the shape is asked of the other.

@@ -28,6 +28,7 @@ from fusion.facts.written import WrittenView
 from fusion.reduction import MATRIX_LIMIT, Numbers, Reduction, numbers_of_norm, small_sizes
 from fusion.region import closure
 from fusion.rules import _cache_op as common
+from fusion.rules._dims import dim_like
 from fusion.rules._mla_product import Product
 from fusion.rules._mla_query import Found, check_rows, check_weight, read_query
 from fusion.rules._mla_rope import Rope, read_rope
@@ -290,7 +291,7 @@ class Frame:
     def dim(self, sizes: list[int], part: str) -> int | ir.Value | None:
         """A dim with these sizes under the probes: of a source of the site, else of a graph input."""
         own = [self.site.tokens, self.site.key.write.slots.value, self.site.key.write.cache]
-        return common.dim_like(self.emit, self.trials, sizes, [*own, *self.view.graph.inputs], part, self.ones())
+        return dim_like(self.emit, self.trials, sizes, [*own, *self.view.graph.inputs], part, self.ones())
 
     def _trials(self) -> list[Probe]:
         found = [self._fitted(item.probe.seed, item.probe.numbers, item.probe.sizes) for item in self._written()]

@@ -42,6 +42,14 @@ def test_readers_are_led_past_idle_nodes_and_back() -> None:
     assert ("d", 0, "x") in {(node.outputs[0].name, place, source.name) for node, place, source in taken}
 
 
+def test_an_operand_that_a_node_gives_is_no_way_to_the_source() -> None:
+    view = view_of("g (float[S] x) => (float[S] y) { c = Constant <value_float = 1.0> () a = Mul (c, x) y = Abs (a) }")
+    detours = Detours(view)
+    assert [kind for kind, _, _ in written(view.graph)] == ["Abs"]
+    detours.end()
+    assert [kind for kind, _, _ in written(view.graph)] == ["Constant", "Mul", "Abs"]
+
+
 def test_a_shape_is_asked_of_the_copy_whose_content_is_read() -> None:
     view = view_of("""g (float[S, 4] x, float[S, 4] w) => (float[S, 4] y) {
         first = Add (x, w)
