@@ -19,6 +19,7 @@ from fusion.evaluate import Evaluation, typed
 from fusion.facts.graph import GraphView, dtype_name
 from fusion.facts.probe import Probe
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
+from fusion.facts.trials import with_ones
 from fusion.reduction import Reduction
 from fusion.result import Proof
 from ir_ops.declaration import TensorSpec
@@ -96,11 +97,13 @@ class Prover:
 
     def _every_case(self, candidate: Candidate) -> Iterator[tuple[Probe, dict[int, Array]]]:
         yield from _cases(self.view, candidate)
-        yield from self._fresh_case(candidate)
+        fresh = candidate.fresh() if callable(candidate.fresh) else candidate.fresh
+        for probe in (fresh, *(with_ones(self.view, candidate.probes[0]) if candidate.probes else ())):
+            yield from self._other_case(candidate, probe)
 
-    def _fresh_case(self, candidate: Candidate) -> list[tuple[Probe, dict[int, Array]]]:
-        """A case at sizes that no fact was read under; none where the graph itself does not run at them."""
-        probe = candidate.fresh() if callable(candidate.fresh) else candidate.fresh
+    def _other_case(self, candidate: Candidate, probe: Probe | None) -> list[tuple[Probe, dict[int, Array]]]:
+        """A case at sizes that no fact was read under, or with a dim of 1 that could be broadcast; none where the
+        graph itself does not run at them."""
         if probe is None:
             return []
         try:
