@@ -66,6 +66,32 @@ def test_a_shape_is_asked_of_the_copy_whose_content_is_read() -> None:
     assert written(view.graph) == before
 
 
+def test_readers_of_a_copy_read_the_result_of_the_graph() -> None:
+    view = view_of("""g (float[S, 4] x, float[S, 4] w) => (float[S, 4] y, float[S, 4] z) {
+        again = Add (x, w)
+        y = Add (w, x)
+        z = Abs (again)
+    }""")
+    before = written(view.graph)
+    detours = Detours(view)
+    assert [kind for kind, _, _ in written(view.graph)] == ["Add", "Abs"]
+    assert view.graph[1].inputs[0] is value(view, "y")
+    detours.end()
+    assert written(view.graph) == before
+
+
+def test_a_copy_of_an_undone_move_is_no_reader() -> None:
+    view = view_of("""g (float[S, 4] x) => (float[S, 4] y, int64[2] s) {
+        again = Transpose <perm = [1, 0]> (x)
+        turned = Transpose <perm = [1, 0]> (x)
+        s = Shape (turned)
+        back = Transpose <perm = [1, 0]> (again)
+        y = Abs (back)
+    }""")
+    Detours(view)
+    assert [kind for kind, _, _ in written(view.graph)] == ["Transpose", "Shape", "Transpose", "Abs"]
+
+
 def test_refusing_leaves_idle_nodes_alone() -> None:
     model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["" : 18]>' + CHAIN)
     after = fusion.fuse(model).model.graph.node
