@@ -75,9 +75,10 @@ def test_the_same_operators_fuse(name: str, kind: Kind) -> None:
 
 
 def rounded_in_the_middle(kind: Kind) -> onnx.ModelProto:
-    """The decoder with what its norms take rounded to 16 bits and widened again."""
+    """The decoder with its normalised keys rounded to 16 bits and widened again."""
     model = original(QWEN)
-    taken = {node.input[0] for node in model.graph.node if node.op_type == "Pow"}
+    taken = {node.output[0] for node in model.graph.node if any("k_norm" in name for name in node.input)}
+    assert taken
     nodes = []
     for node in model.graph.node:
         node.input[:] = [f"{name}/wide" if name in taken else name for name in node.input]
