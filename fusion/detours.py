@@ -24,18 +24,25 @@ def _maker(reader: ir.Node) -> ir.Node | None:
     return node if node is not None and len(node.outputs) == 1 and node.op_type != "Constant" else None
 
 
+def _has_like(node: ir.Node) -> bool:
+    """Whether another node may compute the same as one with a single result: a quick look."""
+    first = node.inputs[0] if node.inputs and len(node.outputs) == 1 else None
+    uses = () if first is None else first.uses()
+    return any(use.node is not node and use.node.op_type == node.op_type for use in uses)
+
+
 def _is_asked_between(node: ir.Node, source: ir.Value) -> bool:
     """Whether a value between ``source`` and the node has another reader, and all that these ask is its shape.
 
     It would stay, and read the source, for a shape that is told without it as long as it is part of a match.
     """
-    value = node.inputs[0]
+    value = None if any(item is source for item in node.inputs) else node.inputs[0]
     while value is not None and value is not source:
         others = [use.node for use in value.uses() if use.node is not node]
         if others and all(other.op_type in _ASKING for other in others):
             return True
         maker = value.producer()
-        node, value = (node, None) if maker is None else (maker, maker.inputs[0])
+        node, value = (maker, maker.inputs[0]) if maker is not None and maker.inputs else (node, None)
     return False
 
 
@@ -54,31 +61,33 @@ class Detours:
         """What an operand of a node is in the graph as it is written."""
         self._out: dict[int, tuple[ir.Value | None, ...]] = {}
         """Id of a node that was taken out -> its operands."""
+        self._past_copies()  # first: of an idle pair, one node may be there twice
         self._past_idle_nodes()
-        view.kept.clear()  # trial sizes that were chosen before caches were known
-        if self._past_shapes_of_copies():
+        if self._past_copies():
             self._past_idle_nodes()
-            view.forget()
+        if self._read:
+            view.forget()  # numbers, and trial sizes that were chosen before caches were known
 
     def _past_idle_nodes(self) -> None:
-        left = []
         for node in list(self._view.graph):
-            source = idle_source(self._view, node, self._shape)
+            source = None if node.graph is None else idle_source(self._view, node, self._shape)
             if source is not None and not _is_asked_between(node, source):
                 self._lead(node.outputs[0], source)
-                left.append(node)
-        self._take_out(left)
+                self._take_out([node])  # at once: whoever is dead reads nothing
 
-    def _past_shapes_of_copies(self) -> bool:
+    def _past_copies(self) -> bool:
         """Of values that are computed twice, one for its shape alone, the shape is asked of the other.
 
-        Copies whose content is read stay apart: each belongs to the place that reads it.
+        Where one is a result of the graph that nobody else reads, readers of the other read it. Copies whose content
+        is read stay apart: each belongs to the place that reads it.
 
         Returns:
             Whether there are such values.
         """
         asked = [node for node in self._view.graph if node.op_type in _ASKING]
-        makers = {id(node): node for item in asked if (node := _maker(item)) is not None}
+        ends = [item.producer() for item in self._view.graph.outputs]
+        made = [*(_maker(item) for item in asked), *(node for node in ends if node is not None and _has_like(node))]
+        makers = {id(node): node for node in made if node is not None}
         alone = [node for node in makers.values() if all(use.node.op_type in _ASKING for use in node.outputs[0].uses())]
         if not alone:
             return False
@@ -86,9 +95,12 @@ class Detours:
         found: list[ir.Node] = []
         for node in alone:
             like = read.get(self._view.number(node.outputs[0]))
-            if like is not None and all(self._is_before(like, use.node) for use in node.outputs[0].uses()):
-                self._lead(node.outputs[0], like.outputs[0])
-                found.append(node)
+            if like is None:
+                continue
+            left, kept = (like, node) if node.outputs[0].is_graph_output() else (node, like)
+            if all(self._is_before(kept, use.node) for use in left.outputs[0].uses()):
+                self._lead(left.outputs[0], kept.outputs[0])
+                found.append(left)
         self._take_out(list(found))
         return bool(found)
 

@@ -67,6 +67,7 @@ class Evaluation:
             Unsupported: an operator that numpy is not taught, or a graph input without a feed.
         """
         stack = [value]
+        operands: list[Array | None]
         while stack:
             top = stack[-1]
             if id(top) in self._memo:
@@ -82,14 +83,16 @@ class Evaluation:
                 raise Unsupported(f"no feed for {top.name}")
             missing = [item for item in node.inputs if item is not None and id(item) not in self._memo]
             if missing and node.op_type in ("Shape", "Size"):
-                self._memo[id(missing[0])] = self._shape_only(missing[0])
-                continue
-            if missing:
+                # the content may be asked for later: only the shape is known
+                operands = [self._shape_only(missing[0])]
+            elif missing:
                 stack.extend(missing)
                 continue
+            else:
+                operands = [None if item is None else self._memo[id(item)] for item in node.inputs]
             stack.pop()
             with np.errstate(all="ignore"):
-                results = self._run(node)
+                results = self._run(node, operands)
             for output, result in zip(node.outputs, results, strict=False):
                 self._memo[id(output)] = np.asarray(result)
         return self._memo[id(value)]
@@ -125,8 +128,7 @@ class Evaluation:
             return array.astype(np.float64)
         return array
 
-    def _run(self, node: ir.Node) -> Sequence[Array]:
-        operands = [None if item is None else self._memo[id(item)] for item in node.inputs]
+    def _run(self, node: ir.Node, operands: list[Array | None]) -> Sequence[Array]:
         if node.domain == DOMAIN:
             return self._fused(node, operands)
         definition = lookup(node.domain, node.op_type)

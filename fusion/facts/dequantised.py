@@ -20,7 +20,7 @@ from fusion.facts.probe import Probe
 from fusion.facts.semantics import lookup
 from fusion.facts.symbolic import Source, Symbolic
 from fusion.facts.terms import Sym, Unreadable
-from ir_ops.dtypes import Array, by_onnx
+from ir_ops.dtypes import Array
 
 BUDGET = 6
 
@@ -101,7 +101,7 @@ def _sums_behind(view: GraphView, value: ir.Value) -> ir.Value | None:
         return None
     if dtype_name(node.inputs[0]) != "int32":
         return None
-    if node.op_type == "Cast" and by_onnx(int(view.attrs(node)["to"])).name == "float32":
+    if node.op_type == "Cast" and view.cast_target(node) == "float32":
         return node.inputs[0]
     if dtype_name(value) == "float32" and node.op_type == "DequantizeLinear":
         zero = node.inputs[2] if len(node.inputs) > 2 else None

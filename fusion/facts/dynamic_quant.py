@@ -155,13 +155,13 @@ def _form(view: GraphView, value: ir.Value, x: ir.Value, largest: ir.Node, depth
     if node.op_type in _VIEWS:
         return parts[0] if parts[0] is not None and parts[0].x == 0 else None
     if node.op_type == "Reciprocal":
-        return None if parts[0] is None else _Form(1 / parts[0].number, -parts[0].x, -parts[0].m)
+        return None if parts[0] is None or not parts[0].number else _Form(1 / parts[0].number, -parts[0].x, -parts[0].m)
     one, other = parts[0], parts[-1]
     if node.op_type not in ("Mul", "Div") or one is None or other is None:
         return None
     if node.op_type == "Mul":
         return _Form(one.number * other.number, one.x + other.x, one.m + other.m)
-    return _Form(one.number / other.number, one.x - other.x, one.m - other.m)
+    return None if not other.number else _Form(one.number / other.number, one.x - other.x, one.m - other.m)
 
 
 def _scales(view: GraphView, x: ir.Value, largest: ir.Node) -> list[ir.Value]:

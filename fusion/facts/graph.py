@@ -17,6 +17,9 @@ STRUCTURAL = 1 << 20
 """Integer constants up to this many elements are structure (shapes, axes, indices) and are read."""
 
 
+_SCALAR = ("Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Neg", "Reciprocal")
+
+
 def dtype_name(value: ir.Value | None) -> str:
     """kvfuse's name of a value's element type, "" when the graph does not say."""
     if value is None or value.dtype is None:
@@ -180,16 +183,22 @@ class GraphView:
         return array if mask else None
 
     def scalar(self, value: ir.Value | None) -> float | None:
-        """The number a value holds when it is a constant of one element, looked up through shape and type changes."""
+        """The number a value holds when it is a constant of one element.
+
+        Looked up through shape and type changes, signs and reciprocals.
+        """
+        sign, inverse = 1.0, False
         for _ in range(16):
             if value is None:
                 return None
             array = self.constant(value, 1)
             if array is not None:
-                return float(array.reshape(-1)[0]) if array.size == 1 else None
+                number = sign * float(array.reshape(-1)[0]) if array.size == 1 else None
+                return number if number is None or not inverse else 1 / number if number else None
             node = value.producer()
-            if node is None or node.op_type not in ("Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Expand"):
+            if node is None or node.op_type not in _SCALAR or node.domain not in ("", "ai.onnx"):
                 return None
+            sign, inverse = -sign if node.op_type == "Neg" else sign, inverse != (node.op_type == "Reciprocal")
             value = node.inputs[0]
         return None
 
@@ -203,13 +212,14 @@ class GraphView:
             if (
                 node.op_type == "Identity"
                 or (node.op_type == "Concat" and len(node.inputs) == 1)
-                or (node.op_type == "Cast" and dtype_name(source) and dtype_name(source) == self._cast_target(node))
+                or (node.op_type == "Cast" and dtype_name(source) and dtype_name(source) == self.cast_target(node))
             ):
                 value = source
             else:
                 return value
 
-    def _cast_target(self, node: ir.Node) -> str:
+    def cast_target(self, node: ir.Node) -> str:
+        """The type that a Cast converts to, "?" for a number that no type has."""
         try:
             return by_onnx(int(self.attrs(node)["to"])).name
         except KeyError:

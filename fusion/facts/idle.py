@@ -1,4 +1,4 @@
-"""Nodes that change nothing: each gives one of its operands back, bit by bit, whatever the sizes.
+"""Nodes that change nothing: each gives one of its operands back, bit by bit but for a NaN's sign, whatever the sizes.
 
 Handled: Identity, Cast to the own type, operators of many operands with one, a factor or divisor of 1, zero taken off,
 Neg or Not twice, Transposes that undo each other, Squeeze and Unsqueeze of the same axes, Reshape to the own shape,
@@ -95,6 +95,28 @@ def _unbroadcast(view: GraphView, value: ir.Value | None, number: ir.Value | Non
     return value if own is not None and len(own) >= count else None
 
 
+def _sign(view: GraphView, node: ir.Node, shape: Shape) -> ir.Value | None:
+    """A sign that is changed twice, by Neg or a factor of -1 without axes."""
+    value = _unsigned(view, node)
+    before = None if value is None else value.producer()
+    return None if before is None or before.domain not in ("", "ai.onnx") else _unsigned(view, before)
+
+
+def _unsigned(view: GraphView, node: ir.Node) -> ir.Value | None:
+    """What a node changes the sign of, exactly; None for other nodes."""
+    if node.op_type == "Neg":
+        return node.inputs[0]
+    for place, other in ((0, 1), (1, 0)) if node.op_type == "Mul" else ():
+        tensor = view.tensor(node.inputs[other])
+        if tensor is not None and len(tensor.shape) == 0 and view.scalar(node.inputs[other]) == -1:
+            return node.inputs[place]
+    return None
+
+
+def _factor(view: GraphView, node: ir.Node, shape: Shape) -> ir.Value | None:
+    return _one(view, node, shape) or _sign(view, node, shape)
+
+
 def _twice(view: GraphView, node: ir.Node, shape: Shape) -> ir.Value | None:
     before = _before(node, (node.op_type,))
     return None if before is None else before.inputs[0]
@@ -183,10 +205,12 @@ _RULES: dict[str, _Rule] = {
     "Identity": _first,
     **dict.fromkeys(("Concat", "Max", "Min"), _alone),
     **dict.fromkeys(("Cast", "CastLike"), _cast),
-    **dict.fromkeys(("Mul", "Div"), _one),
+    "Mul": _factor,
+    "Div": _one,
     "Sub": _nothing_less,
     "Add": _nothing_more,
-    **dict.fromkeys(("Neg", "Not"), _twice),
+    "Neg": _sign,
+    "Not": _twice,
     "Transpose": _transpose,
     **dict.fromkeys(("Squeeze", "Unsqueeze"), _axes_put_back),
     "Reshape": _reshape,

@@ -297,11 +297,11 @@ def _fact(
     return NormFact(y, x, gamma, epsilon / count, count, nodes, rest)
 
 
-def _rank(view: GraphView, norm: NormFact) -> tuple[bool, int]:
-    """Norms without a factor first, then the earliest."""
+def _rank(view: GraphView, norm: NormFact) -> tuple[bool, bool, int]:
+    """Norms without a factor first, then those whose sign is settled, then the earliest."""
     node = norm.y.producer()
     assert node is not None
-    return norm.factor != 1, view.order(node)
+    return norm.factor != 1, norm.factor < 0, view.order(node)
 
 
 def _may_be_gamma(view: GraphView, value: ir.Value) -> bool:

@@ -159,6 +159,8 @@ def linear_parameters(
             found.append(None)
             continue
         number = view.scalar(value)
+        if divides and number == 0:
+            return Reason("quant-scale", "QuantizeLinear divides by its scale", "a scale of 0", "another number", value)
         if number is not None:
             found.append(Scale(1.0 / number if divides else number) if divides or number else None)
             continue

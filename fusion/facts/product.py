@@ -31,7 +31,7 @@ class Product:
         return Product(coef, kept, {**self.values, **other.values})
 
     def raised(self, power: float) -> Product:
-        if self.coef <= 0 and power != int(power):
+        if self.coef == 0 or (self.coef < 0 and power != int(power)):
             return Product(float("nan"), {})
         return Product(self.coef**power, {base: own * power for base, own in self.powers.items()}, self.values)
 

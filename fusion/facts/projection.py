@@ -230,7 +230,7 @@ def _weight(view: GraphView, value: ir.Value, transposed: bool) -> Weight | None
 
 
 def _between_floats(view: GraphView, node: ir.Node) -> bool:
-    return "float" in dtype_name(node.inputs[0]) and by_onnx(int(view.attrs(node)["to"])).is_float
+    return "float" in dtype_name(node.inputs[0]) and "float" in view.cast_target(node)
 
 
 def _vector(view: GraphView, value: ir.Value, columns: int, or_one: bool = False) -> ir.Value | None:

@@ -14,7 +14,6 @@ import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, dtype_name
 from fusion.facts.strip import stripped
-from ir_ops.dtypes import by_onnx
 
 
 @dataclass(frozen=True)
@@ -56,13 +55,13 @@ def peel(view: GraphView, value: ir.Value) -> Peeled | NotQuantised:
         return _linear(view, node, value)
     if node.op_type != "Cast":
         return NotQuantised(value, "quantised row", node.op_type, "Cast or QuantizeLinear")
-    target = by_onnx(int(view.attrs(node)["to"]))
+    target = view.cast_target(node)
     source = node.inputs[0]
     assert source is not None
-    if target.is_8bit_float:
+    if target.startswith("float8"):
         mode = "saturate" if view.attrs(node).get("saturate", 1) else "nonsaturate"
-        return Peeled(source, target.name, (node,), None, mode)
-    return _rounded(view, source, node, name or target.name)
+        return Peeled(source, target, (node,), None, mode)
+    return _rounded(view, source, node, name or target)
 
 
 def requantised(update: ir.Value, nodes: Sequence[ir.Node]) -> Peeled | None:
@@ -126,7 +125,7 @@ def _rounded(view: GraphView, value: ir.Value, cast: ir.Node, name: str) -> Peel
 
 
 def _to_wide_int(view: GraphView, node: ir.Node) -> bool:
-    return by_onnx(int(view.attrs(node)["to"])).name in ("int32", "int64")
+    return view.cast_target(node) in ("int32", "int64")
 
 
 def _rounds_before(view: GraphView, value: ir.Value) -> bool:

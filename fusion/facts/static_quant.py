@@ -79,6 +79,8 @@ def _linear(view: GraphView, peeled: Peeled, y: ir.Value, probes: list[Probe]) -
     found: list[Scale | None] = []
     for value, divides in zip(peeled.linear, (True, False), strict=True):
         number = None if value is None else view.scalar(value)
+        if divides and number == 0:
+            return Reason("quant-scale", "QuantizeLinear divides by its scale", "a scale of 0", "another number", y)
         if value is None or number is not None:
             factor = None if number is None else 1.0 / number if divides else number
             found.append(None if factor is None or (factor == 0 and not divides) else Scale(factor))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, dtype_name
-from ir_ops.dtypes import by_onnx
 
 
 def stripped(view: GraphView, value: ir.Value) -> ir.Value:
@@ -16,7 +15,7 @@ def stripped(view: GraphView, value: ir.Value) -> ir.Value:
         if node is None or node.op_type != "Cast" or node.inputs[0] is None:
             return value
         source = dtype_name(node.inputs[0])
-        if not by_onnx(int(view.attrs(node)["to"])).is_float or (source and "float" not in source):
+        if "float" not in view.cast_target(node) or (source and "float" not in source):
             return value
         value = node.inputs[0]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +18,6 @@ from fusion.facts.probe import Numbers, Probe
 from fusion.facts.rows import Row
 from fusion.facts.semantics import lookup
 from fusion.facts.spine import half_written_readers, old_content_readers
-from fusion.facts.trials import shape_under
 from ir_ops.dtypes import Array, by_name
 
 Dims = list[int]
@@ -86,38 +85,6 @@ def declared_cache_dims(write: CacheWrite) -> Dims | None:
     if numbers.count(-1) > 1:
         raise Refused("cache-shape", "the cache can be declared in four dims", str(dims), "at most one dynamic dim")
     return numbers
-
-
-def dim_like(
-    emit: Emitter, probes: Sequence[Probe], sizes: list[int], candidates: Sequence[ir.Value], part: str,
-    ones: Sequence[Probe] = (),
-) -> int | ir.Value | None:  # fmt: skip
-    """A dim that has ``sizes`` under the probes: a number, or taken from one of ``candidates``; None without any.
-
-    Args:
-        ones: trial sizes of 1 for dims that could be broadcast; one that could not is preferred.
-    """
-    places = list(places_of(probes, sizes, candidates))
-    if not places:
-        return sizes[0] if len(set(sizes)) == 1 else None
-    certain = (
-        place for place in places if all((shape_under(one, place[0]) or ())[place[1] :][:1] != (1,) for one in ones)
-    )
-    candidate, axis = next(certain, places[0])
-    static = static_dims(candidate)
-    known = static[axis] if axis < len(static) else None
-    return known if known is not None else emit.dim(candidate, axis, part)
-
-
-def places_of(
-    probes: Sequence[Probe], sizes: list[int], candidates: Sequence[ir.Value]
-) -> Iterator[tuple[ir.Value, int]]:
-    """Values and their axes that have ``sizes`` under the probes."""
-    for candidate in candidates:
-        shapes = [probe.shape(candidate) or () for probe in probes]
-        for axis in range(min(map(len, shapes))):
-            if [shape[axis] for shape in shapes] == sizes:
-                yield candidate, axis
 
 
 def rows_axis(write: CacheWrite) -> int:

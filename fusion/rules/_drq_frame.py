@@ -23,6 +23,7 @@ from fusion.facts.sizes import Sizes
 from fusion.facts.trials import with_ones
 from fusion.region import closure
 from fusion.rules import _cache_op as common
+from fusion.rules._dims import dim_like
 from fusion.rules._tables import TableUse, agreed_table, batch_and_tokens
 from ir_ops.dtypes import Array
 
@@ -223,7 +224,7 @@ class Frame:
     def dim(self, sizes: list[int], part: str) -> int | ir.Value | None:
         """A dim with these sizes under the probes: of a source of the site, else of a graph input."""
         own = [self.key_columns.value, self.inputs.key.write.slots.value, self.cos.value]
-        return common.dim_like(self.emit, self.own_probes(), sizes, [*own, *self.view.graph.inputs], part, self.ones())
+        return dim_like(self.emit, self.own_probes(), sizes, [*own, *self.view.graph.inputs], part, self.ones())
 
     # trial sizes ----------------------------------------------------------------------------------------------------
 

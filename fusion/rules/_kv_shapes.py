@@ -11,7 +11,7 @@ from fusion.emit import Emitter
 from fusion.facts.graph import GraphView
 from fusion.facts.probe import Probe
 from fusion.facts.trials import shape_under
-from fusion.rules import _cache_op as common
+from fusion.rules._dims import dim_like
 
 
 class Frame(Protocol):
@@ -54,9 +54,7 @@ def told_shapes(frame: Frame, known: Pairs) -> Pairs:
         for use in value.uses():
             attrs = frame.view.attrs(use.node)
             part = sizes[attrs.get("start", 0) : attrs.get("end")]
-            dims = [
-                common.dim_like(frame.emit, frame.own_probes(), axis, inputs, "shape", frame.ones()) for axis in part
-            ]
+            dims = [dim_like(frame.emit, frame.own_probes(), axis, inputs, "shape", frame.ones()) for axis in part]
             if use.node.op_type == "Shape" and dims and all(dim is not None for dim in dims):
                 told.append((use.node.outputs[0], frame.emit.shape_vector([d for d in dims if d is not None], "shape")))
     return told

@@ -28,6 +28,7 @@ from fusion.facts.written import WrittenView
 from fusion.reduction import MATRIX_LIMIT, Numbers, Reduction, numbers_of_norm, small_sizes
 from fusion.region import closure
 from fusion.rules import _cache_op as common
+from fusion.rules._dims import dim_like
 from fusion.rules._mla_product import Product
 from fusion.rules._mla_query import Found, check_rows, check_weight, read_query
 from fusion.rules._mla_rope import Rope, read_rope
@@ -225,7 +226,7 @@ class Frame:
         """The values at which the region begins."""
         site, query = self.site, self.site.query
         found = [site.tokens, self.cos.value, self.sin.value, *self._twins, query.contraction.weight]
-        found += [made.weight for made in site.products]
+        found += [item for made in site.products for item in (made.weight, made.scale) if item is not None]
         found += [norm.gamma for norm in (site.norm, query.skeleton.norm) if norm.gamma is not None]
         for row in site.rows:
             found += [row.write.cache, row.write.slots.value, *common.parameter_values(row)]
@@ -246,13 +247,15 @@ class Frame:
             for size, weights in ((hidden, (down.down, site.key_made, site.value_made)), (rank, (query.up,)))
             if (own or hidden != rank)
             and (own or size != rank)
+            and (size != rank or query.up.scale is None)
             and any(math.prod(self.shape(made.weight)) > MATRIX_LIMIT for made in weights)
         ]
         summed = {id(query.contraction.weight): self.absorbed[0].order[-2]}
         axes: dict[int, tuple[int, ...]] = {id(site.tokens): (len(self.shape(site.tokens)) - 1,)}
         for made in site.products:
             rows, columns = (1, 0) if made.turned else (0, 1)
-            summed[id(made.weight)] = rows
+            if made.scale is None:
+                summed[id(made.weight)] = rows
             axes[id(made.weight)] = (rows, columns) if made.out is down.down.out and own else (rows,)
         if down.norm.gamma is not None and own:
             axes[id(down.norm.gamma)] = (len(self.shape(down.norm.gamma)) - 1,)
@@ -288,7 +291,7 @@ class Frame:
     def dim(self, sizes: list[int], part: str) -> int | ir.Value | None:
         """A dim with these sizes under the probes: of a source of the site, else of a graph input."""
         own = [self.site.tokens, self.site.key.write.slots.value, self.site.key.write.cache]
-        return common.dim_like(self.emit, self.trials, sizes, [*own, *self.view.graph.inputs], part, self.ones())
+        return dim_like(self.emit, self.trials, sizes, [*own, *self.view.graph.inputs], part, self.ones())
 
     def _trials(self) -> list[Probe]:
         found = [self._fitted(item.probe.seed, item.probe.numbers, item.probe.sizes) for item in self._written()]

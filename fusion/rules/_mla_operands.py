@@ -46,7 +46,9 @@ class Operands:
             self.table(frame.cos, "cos"),
             *caches,
             self.index(),
-            *[None] * 4,
+            *[None] * 2,
+            self.weight_scale(query.up, self._up_columns()),
+            None,
             *self.scales(),
         ]
         while operands[-1] is None:
@@ -64,12 +66,22 @@ class Operands:
 
     def weight(self, made: Product, columns: Array, what: str) -> ir.Value:
         """A product's weight as ``[K, columns]``."""
-        value = self._typed(made.weight, what)
+        value = made.weight if made.scale is not None else self._typed(made.weight, what)
         width = self.frame.shape(made.weight)[0 if made.turned else 1]
         picked = self._picked(value, columns, width, 0 if made.turned else 1, what)
         if not made.turned:
             return picked
         return self.emit.node("Transpose", [picked], what, {"perm": [1, 0]})
+
+    def weight_scale(self, made: Product, columns: Array) -> ir.Value | None:
+        """dequant_scale_w_uq_qr ``[1, columns]`` of an int8 weight."""
+        if made.scale is None:
+            return None
+        emit, what, width = self.emit, "dequant_scale_w_uq_qr", self.frame.shape(made.weight)[1]
+        value = emit.cast(made.scale, "float32", what + "_wide")
+        if int(np.prod(self.frame.shape(made.scale))) != width:
+            return emit.node("Expand", [value, emit.ints([1, width], what + "_shape")], what)
+        return emit.pick_columns(emit.reshape(value, [1, -1], what), columns, width, what)
 
     def _picked(self, value: ir.Value, columns: Array, width: int, axis: int, what: str) -> ir.Value:
         """Columns along an axis: nothing for all in order, a Slice for a range, else a Gather."""

@@ -26,6 +26,7 @@ class Product:
         weight: the operand of the product, whatever computes it.
         turned: it comes as ``[columns, hidden]``, not ``[hidden, columns]``.
         bias: what is added, None without.
+        scale: of the weight's columns, where it is of int8 and x is quantised by row; None for products of floats.
     """
 
     out: ir.Value
@@ -33,6 +34,7 @@ class Product:
     weight: ir.Value
     turned: bool
     bias: ir.Value | None = None
+    scale: ir.Value | None = None
 
 
 def product_of(view: GraphView, value: ir.Value) -> Product | None:

@@ -24,6 +24,7 @@ from fusion.rules._mla_contraction import (
     may_contract,
     read_absorbed,
 )
+from fusion.rules._mla_int8 import int8_products
 from fusion.rules._mla_product import Moved, Product, moved_forward, product_of, readers_of, source_of, views_behind
 from fusion.rules._mla_rope import find_rope, reaches_table, rotated_values
 
@@ -135,6 +136,7 @@ def _ups(view: GraphView, norm: NormFact) -> list[tuple[Product, float]]:
             made = product_of(view, node.outputs[0])
             if made is not None:
                 found[id(made.out)] = made, item.factor
+    found |= {id(made.out): (made, item.factor) for made, item in int8_products(view, moved)}
     return list(found.values())
 
 

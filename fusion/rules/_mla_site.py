@@ -49,6 +49,7 @@ def build(facts: Facts, new_emitter: EmitterFactory, site: Site, operator: Opera
     if normed is not None:
         replaced.append((normed, _normed_out(frame, normed, outputs[QUERY_NORM])))
     asked = stand_ins(frame, [site.tokens, frame.cos.value])
+    by_row = site.query.up.scale is not None
     return Candidate(
         op=operator.name,
         node=node,
@@ -68,18 +69,23 @@ def build(facts: Facts, new_emitter: EmitterFactory, site: Site, operator: Opera
         size=RULE_SIZE,
         slack=max(
             site.norm.slack(len(site.gamma_columns)),
-            site.query.skeleton.norm.slack(len(frame.down_columns.columns[0])),
+            site.query.skeleton.norm.slack(len(frame.down_columns.columns[0])) + (ROUNDED if by_row else 0.0),
         ),
         reduction=frame.reduction(),
+        zero_rows=not by_row,
+        draws={} if site.query.up.scale is None else {id(site.query.up.scale): "scale"},
     )
 
 
 RULE_SIZE = 40
+ROUNDED = 1e-7
+"""Relative error of 1 / 127 as a float32 constant."""
 
 
 def _normed(frame: Frame) -> ir.Value | None:
     """The normed query, where somebody else reads it: the one inner value that the operator can deliver."""
-    found = normed_values(frame)[:1]
+    # of an int8 product the operator delivers the integers
+    found = normed_values(frame)[:1] if frame.site.query.up.scale is None else []
     spine = {id(item) for row in frame.site.rows for item in row.write.spine.values}
     spine |= {id(value) for value in frame.query_values()}
     read = delivered_outside(frame.view, frame.region, frame.stops(), found, spine)
@@ -116,6 +122,8 @@ def _attributes(frame: Frame, normed: bool) -> dict[str, Any]:
     }
     if normed:
         attrs["query_norm_flag"] = 1
+    if site.query.up.scale is not None:
+        attrs["weight_quant_mode"] = 1
     quant = _cache_quant(site.value, site.key)
     if quant:
         attrs["kv_cache_quant_mode"] = quant
@@ -166,6 +174,8 @@ def _node(
         known = cache.type if cache is not None else plain
         if output.name.startswith("dequant_scale"):
             known = ir.TensorType(ir.DataType.FLOAT)
+        if output.name == "query_norm" and frame.site.query.up.scale is not None:
+            known = ir.TensorType(ir.DataType.INT8)
         outputs.append(ir.Value(name=frame.emit.name(output.onnx_name), type=known))
     node = ir.node(operator.name, operands, attrs, domain=DOMAIN, outputs=outputs, name=name)
     frame.emit.nodes.append(node)
@@ -176,4 +186,6 @@ def _assumptions(frame: Frame) -> list[str]:
     found = []
     if tuple(row.write.negative for row in frame.site.rows) != ("skips", "skips"):
         found.append("slots >= 0: the graph does not skip a slot of -1, the operator does")
+    if frame.site.query.up.scale is not None:
+        found.append("no normed row is all zeros: the graph divides by its largest value, the operator gives 0")
     return [*found, "slots are distinct"]

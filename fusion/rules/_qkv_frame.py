@@ -24,6 +24,7 @@ from fusion.facts.sizes import Sizes
 from fusion.facts.trials import with_ones
 from fusion.region import closure
 from fusion.rules import _cache_op as common
+from fusion.rules._dims import dim_like
 from fusion.rules._norm_rows import gamma_columns, through_norm
 from fusion.rules._tables import TableUse, agreed_table, batch_and_tokens
 from ir_ops.dtypes import Array
@@ -193,7 +194,7 @@ class Frame:
     def dim(self, sizes: list[int], part: str) -> int | ir.Value | None:
         """A dim with these sizes under the trials: of a source of the site, else of a graph input."""
         own = [self.k.columns.value, self.key.write.slots.value, self.cos.value]
-        return common.dim_like(self.emit, self.own_probes(), sizes, [*own, *self.view.graph.inputs], part, self.ones())
+        return dim_like(self.emit, self.own_probes(), sizes, [*own, *self.view.graph.inputs], part, self.ones())
 
     def dims(self, part: str) -> tuple[int | ir.Value, int | ir.Value]:
         """B and S, as numbers or vectors of one element."""

@@ -9,6 +9,7 @@ from fusion.candidate import Candidate, Refused
 from fusion.emit import Emitter
 from fusion.facts.cache_write import CacheWrite
 from fusion.rules import _cache_op as common
+from fusion.rules._dims import dim_like
 from fusion.rules._scatter import LONGEST_CONSTANT, Leftover
 
 
@@ -78,7 +79,7 @@ def _batch(emit: Emitter, item: Leftover, inputs: list[ir.Value]) -> int | ir.Va
     sizes = [probe.batch for probe in item.write.probes]
     # what all caches of a model have in common comes first: a runtime computes it once
     values = [item.write.slots.value, *inputs, item.rows.value]
-    found = common.dim_like(emit, [entry.probe for entry in item.write.probes], sizes, values, "batch_size")
+    found = dim_like(emit, [entry.probe for entry in item.write.probes], sizes, values, "batch_size")
     if found is None:
         raise Refused("row-order", "the batch size can be told", "no value has such a dim", "rows by batch", "")
     return found

@@ -21,7 +21,7 @@ from fusion.facts.probe import Probe
 from fusion.facts.rotation import Rotation
 from fusion.facts.symbolic import Symbolic
 from fusion.rules import _cache_op as common
-from fusion.rules._all_rows import all_rows
+from fusion.rules._dims import all_rows
 from ir_ops.dtypes import Array
 
 

@@ -17,7 +17,7 @@ from fusion.facts.rotations import Rotated
 from fusion.facts.trials import shape_under, with_ones
 from fusion.facts.turned import Tabled, Turned
 from fusion.rules import _block as block
-from fusion.rules import _cache_op as common
+from fusion.rules._dims import dim_like
 
 Sizes = list[tuple[int, ...]]
 """A shape under each probe."""
@@ -222,7 +222,7 @@ class Rows:
 
     def _dim(self, sizes: list[int], part: str) -> int | ir.Value:
         candidates = [self.site.x, self.site.cos, *self.facts.view.graph.inputs]
-        found = common.dim_like(self.emit, self.site.probes, sizes, candidates, part)
+        found = dim_like(self.emit, self.site.probes, sizes, candidates, part)
         if found is None:
             raise Refused(
                 "rope-shape",

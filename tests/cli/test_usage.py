@@ -72,6 +72,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["fuse", "a", "b", "--only", "KvRmsNormRope"], "'KvRmsNormRope', did you mean KvRmsNormRopeCache?"),
         (["ge", "dance", "x.air"], "argument action: invalid choice: 'dance'"),
         (["export-ge", "a", "b", "--input-shape", "x=1"], "'x=1' is not NAME:D,D,.."),
+        (["export-ge", "a", "--onnx-plugin", "p", "--input-shape", "x:1"], "--input-shape is of OUT.air"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_1(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,6 +42,14 @@ def test_readers_are_led_past_idle_nodes_and_back() -> None:
     assert ("d", 0, "x") in {(node.outputs[0].name, place, source.name) for node, place, source in taken}
 
 
+def test_an_operand_that_a_node_gives_is_no_way_to_the_source() -> None:
+    view = view_of("g (float[S] x) => (float[S] y) { c = Constant <value_float = 1.0> () a = Mul (c, x) y = Abs (a) }")
+    detours = Detours(view)
+    assert [kind for kind, _, _ in written(view.graph)] == ["Abs"]
+    detours.end()
+    assert [kind for kind, _, _ in written(view.graph)] == ["Constant", "Mul", "Abs"]
+
+
 def test_a_shape_is_asked_of_the_copy_whose_content_is_read() -> None:
     view = view_of("""g (float[S, 4] x, float[S, 4] w) => (float[S, 4] y) {
         first = Add (x, w)
@@ -56,6 +64,32 @@ def test_a_shape_is_asked_of_the_copy_whose_content_is_read() -> None:
     assert view.graph[1].inputs[0] is value(view, "again")
     detours.end()
     assert written(view.graph) == before
+
+
+def test_readers_of_a_copy_read_the_result_of_the_graph() -> None:
+    view = view_of("""g (float[S, 4] x, float[S, 4] w) => (float[S, 4] y, float[S, 4] z) {
+        again = Add (x, w)
+        y = Add (w, x)
+        z = Abs (again)
+    }""")
+    before = written(view.graph)
+    detours = Detours(view)
+    assert [kind for kind, _, _ in written(view.graph)] == ["Add", "Abs"]
+    assert view.graph[1].inputs[0] is value(view, "y")
+    detours.end()
+    assert written(view.graph) == before
+
+
+def test_a_copy_of_an_undone_move_is_no_reader() -> None:
+    view = view_of("""g (float[S, 4] x) => (float[S, 4] y, int64[2] s) {
+        again = Transpose <perm = [1, 0]> (x)
+        turned = Transpose <perm = [1, 0]> (x)
+        s = Shape (turned)
+        back = Transpose <perm = [1, 0]> (again)
+        y = Abs (back)
+    }""")
+    Detours(view)
+    assert [kind for kind, _, _ in written(view.graph)] == ["Transpose", "Shape", "Transpose", "Abs"]
 
 
 def test_refusing_leaves_idle_nodes_alone() -> None:

@@ -59,7 +59,7 @@ def test_text_is_plain() -> None:
     assert "KV-13  a cache has another shape" in text
     assert "float8_e4m3fn" in text
     assert "hifloat8 (GE only)" in text
-    assert "30 combinations in ONNX." in text
+    assert "50 combinations in ONNX." in text
 
 
 @every_operator

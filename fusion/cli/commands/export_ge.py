@@ -46,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=input_shape,
         action="append",
         default=[],
-        help="fix the shape of an input; repeatable",
+        help="fix the shape of an input of OUT.air; repeatable",
     )
     parser.add_argument(
         "--attention",
@@ -82,6 +82,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.output is None and args.onnx_plugin is None:
         raise BadUsage("nothing to write", wanted="OUT.air or --onnx-plugin DIR")
+    if args.output is None and args.input_shape:
+        raise BadUsage("--input-shape is of OUT.air", found="--onnx-plugin alone",
+                       wanted="a model with fixed dims, or atc --input_shape")  # fmt: skip
     console.check_paths(model=args.model, output=args.output)
     if args.output is not None:
         model_io.check_target(args.output)

@@ -100,7 +100,9 @@ def _guarded(function: Function) -> Function:
     def run(*operands: Any) -> Any:
         try:
             return function(*operands)
-        except (ValueError, IndexError, TypeError, AssertionError, AttributeError, ArithmeticError) as error:
+        except (
+            ValueError, IndexError, TypeError, AssertionError, AttributeError, ArithmeticError, StopIteration,
+        ) as error:  # fmt: skip
             raise Unsupported(str(error) or type(error).__name__) from None
 
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -138,8 +139,9 @@ def _is_empty(n: NodeCall, index: int) -> bool:
 @converts(
     "Split",
     dtypes="any",
-    ge="SplitV, Split",
-    note="sizes from the input, the attribute or num_outputs; an even split of an unknown dim becomes Split",
+    ge="SplitV, Split, StridedSliceV2",
+    note="sizes from the input, the attribute or num_outputs; of an unknown dim an even split becomes Split, and one "
+    "with num_outputs, whose last part may be smaller, slices",
 )
 def split(n: NodeCall) -> Result:
     axis, count = n.axis(int(n.attr("axis", 0)), n.rank(0)), len(n.used)
@@ -149,7 +151,7 @@ def split(n: NodeCall) -> Result:
     if sizes is None:
         if whole < 0:
             if n.attr("num_outputs") is not None:
-                n.note(f"{n.name}: an unknown dim is split into {count} equal parts; ONNX allows a smaller last one")
+                return _parts(n, axis, count)
             return n.emit_all("Split", {"split_dim": place, "x": n.x(0)}, {"num_split": count})
         part = -(-whole // count)
         if part * (count - 1) > whole:
@@ -157,6 +159,20 @@ def split(n: NodeCall) -> Result:
         sizes = [part] * (count - 1) + [whole - part * (count - 1)]
     inputs = {"x": n.x(0), "size_splits": n.vector([int(item) for item in sizes]), "split_dim": place}
     return n.emit_all("SplitV", inputs, {"num_split": count})
+
+
+def _parts(n: NodeCall, axis: int, count: int) -> list[Tensor]:
+    """An unknown dim in parts of one size, rounded up; the last one may be smaller."""
+    dim = n.dims([(n.x(0), axis)], "whole")
+    up = n.emit("Add", {"x1": dim, "x2": n.vector([count - 1])}, part="up")
+    size = n.emit("FloorDiv", {"x1": up, "x2": n.vector([count])}, part="size")
+    ends: list[Any] = [n.vector([0])]
+    ends += [n.emit("Mul", {"x1": size, "x2": n.vector([i + 1])}, part=f"end{i}") for i in range(count)]
+    steps = {"axes": n.vector([axis]), "strides": n.vector([1])}
+    return [
+        n.emit("StridedSliceV2", {"x": n.x(0), "begin": begin, "end": end, **steps}, part=f"part{i}")
+        for i, (begin, end) in enumerate(itertools.pairwise(ends))
+    ]
 
 
 @converts(

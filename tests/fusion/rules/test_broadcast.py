@@ -20,7 +20,9 @@ from tests.fusion.zoo.ropes import ROPES
 from tests.fusion.zoo.run import run
 from tests.fusion.zoo.spellings import Preamble as KvPreamble
 
-ROPE: dict[str, Build] = {rope: one(ROPES[rope].build) for rope in ("deint_view", "half_slices")}
+ROPE: dict[str, Build] = {
+    rope: one(ROPES[rope].build) for rope in ("deint_view", "half_slices", "half_chunk", "deint_unbind")
+}
 
 
 def follows(model: onnx.ModelProto, feeds: dict[str, Array]) -> dict[str, int]:
@@ -38,9 +40,10 @@ def follows(model: onnx.ModelProto, feeds: dict[str, Array]) -> dict[str, int]:
 def test_rows_or_tables_of_one(
     rope: str, names: tuple[str | None, ...], rows: tuple[int, int], table: tuple[int, int]
 ) -> None:
-    form = [names[2], 1, names[3], WIDTH]
+    width = WIDTH // 2 if ROPES[rope].width == "half" else WIDTH
+    form = [names[2], 1, names[3], width]
     model = model_of(ROPE[rope], {"x": [names[0], 2, names[1], WIDTH], "cos": form, "sin": form})
-    feeds = {"x": random((rows[0], 2, rows[1], WIDTH)), **tables(*table)}
+    feeds = {"x": random((rows[0], 2, rows[1], WIDTH)), **tables(*table, width)}
     assert sum(follows(model, feeds).values()) == 1
 
 

@@ -1,4 +1,4 @@
-"""Rows that a graph may leave to broadcasting, written out where operators want one for each batch entry and token.
+"""Dims that operators want told: from which value they are taken, and rows that a graph may leave to broadcasting.
 
 Whether a dim may be 1 is tried: where the names of dims do not say that two sizes are equal, and only an elementwise
 operator makes them so, the graph runs with a size of 1 too.
@@ -6,7 +6,7 @@ operator makes them so, the graph runs with a size of 1 too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -14,6 +14,38 @@ from fusion.emit import Emitter
 from fusion.facts.probe import Probe
 from fusion.facts.trials import shape_under
 from fusion.rules import _cache_op as common
+
+
+def dim_like(
+    emit: Emitter, probes: Sequence[Probe], sizes: list[int], candidates: Sequence[ir.Value], part: str,
+    ones: Sequence[Probe] = (),
+) -> int | ir.Value | None:  # fmt: skip
+    """A dim that has ``sizes`` under the probes: a number, or taken from one of ``candidates``; None without any.
+
+    Args:
+        ones: trial sizes of 1 for dims that could be broadcast; one that could not is preferred.
+    """
+    places = list(places_of(probes, sizes, candidates))
+    if not places:
+        return sizes[0] if len(set(sizes)) == 1 else None
+    certain = (
+        place for place in places if all((shape_under(one, place[0]) or ())[place[1] :][:1] != (1,) for one in ones)
+    )
+    candidate, axis = next(certain, places[0])
+    static = common.static_dims(candidate)
+    known = static[axis] if axis < len(static) else None
+    return known if known is not None else emit.dim(candidate, axis, part)
+
+
+def places_of(
+    probes: Sequence[Probe], sizes: list[int], candidates: Sequence[ir.Value]
+) -> Iterator[tuple[ir.Value, int]]:
+    """Values and their axes that have ``sizes`` under the probes."""
+    for candidate in candidates:
+        shapes = [probe.shape(candidate) or () for probe in probes]
+        for axis in range(min(map(len, shapes))):
+            if [shape[axis] for shape in shapes] == sizes:
+                yield candidate, axis
 
 
 def all_rows(
@@ -33,8 +65,8 @@ def all_rows(
     dims: list[int | ir.Value] = [1] * (leading + 1)
     for axis in range(leading) if ones else ():
         sizes = [shape[axis] for shape in shapes]
-        first = next(common.places_of(probes, sizes, candidates), None)
-        places = common.places_of(probes, sizes, probes[0].view.graph.inputs) if first is None else [first]
+        first = next(places_of(probes, sizes, candidates), None)
+        places = places_of(probes, sizes, probes[0].view.graph.inputs) if first is None else [first]
         wider = (place for place in places if any(alone(probe, (table, axis), place) for probe in ones))
         place = next(wider, None)
         if place is not None:
