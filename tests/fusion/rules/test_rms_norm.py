@@ -268,3 +268,14 @@ def test_the_mean_of_what_no_node_is_computed_from_is_no_norm(op: str) -> None:
         return {"y": g.op("Div", drawn, root)}
 
     assert counts(fusion.fuse(model_of(build, {"x": BSH}))) == {}
+
+
+def test_a_constant_without_elements_is_read() -> None:
+    """As small constants are that may be a mask; this one holds no number."""
+
+    def build(g: Graph) -> dict[str, str]:
+        empty = g.const(np.zeros((0, WIDTH), np.float32))
+        y = NORMS["own_type"](g, "x", GAMMA, 1e-5, 2)
+        return {"y": g.op("Concat", y, g.op("Neg", empty), axis=0)}
+
+    assert counts(fusion.fuse(model_of(build, {"x": ["T", WIDTH]}))) == {"RmsNorm": 1}
