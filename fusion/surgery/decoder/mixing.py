@@ -45,7 +45,11 @@ def find_mixing(view: GraphView, nodes: Iterable[ir.Node], trials: Sequence[Tria
 def _check_node(view: GraphView, node: ir.Node, trials: Sequence[Trial]) -> None:
     """Raises Refused for a node with such an axis."""
     value = node.inputs[0] if node.inputs else None
-    if node.domain not in ("", "ai.onnx") or value is None or not _is_float(value):
+    if node.domain not in ("", "ai.onnx") or value is None:
+        return
+    if not _is_float(value):
+        if node.op_type == "Cast" and _is_float(node.outputs[0]):
+            _check_count(node, value, trials)
         return
     if node.op_type in _WINDOWS:
         raise Refused("decode-mixing", _FACT, node.op_type, "rows that are computed one by one", "", node.outputs[0])
@@ -66,14 +70,32 @@ def _check(node: ir.Node, value: ir.Value, axes: Sequence[int], trials: Sequence
             raise Refused("decode-mixing", _FACT, f"{node.op_type} over axis {axis} of {value.name}, which has none",
                           "an axis that is there", "", node.outputs[0])  # fmt: skip
         sizes = [shape[axis] for shape in known]
-        for what in ([trial.tokens for trial in trials], [trial.batch for trial in trials],
-                     [math.prod((trial.batch, trial.tokens)) for trial in trials]):  # fmt: skip
+        for what in _counts(trials):
             if sizes == what and len(set(what)) > 1:
                 raise Refused(
                     "decode-mixing", _FACT,
                     f"{node.op_type} over axis {axis} of {value.name}, which has the tokens or sequences of a call",
                     "rows that are computed one by one", "", node.outputs[0],
                 )  # fmt: skip
+
+
+def _check_count(node: ir.Node, value: ir.Value, trials: Sequence[Trial]) -> None:
+    """Raises Refused where the number of tokens or sequences of a call becomes a number to compute with."""
+    try:
+        known = [trial.probe.array(value) for trial in trials]
+    except (Conflict, OutOfRange, Unsupported):
+        return
+    counts = [int(array.reshape(-1)[0]) for array in known if array is not None and array.size == 1]
+    for what in _counts(trials):
+        if counts == what and len(set(what)) > 1:
+            found = f"{value.name}, which is how many tokens or sequences a call has, as a float"
+            raise Refused("decode-mixing", _FACT, found, "rows that are computed one by one", "", node.outputs[0])
+
+
+def _counts(trials: Sequence[Trial]) -> list[list[int]]:
+    """Tokens of a call, its sequences, and both together."""
+    pairs = [(trial.tokens, trial.batch) for trial in trials]
+    return [[tokens for tokens, _ in pairs], [batch for _, batch in pairs], [math.prod(pair) for pair in pairs]]
 
 
 def _is_float(value: ir.Value) -> bool:

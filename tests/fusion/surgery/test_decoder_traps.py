@@ -210,6 +210,11 @@ def neighbours(e: Edit) -> None:
     e.swap("add_477", e.op("Transpose", pooled, perm=[0, 2, 1]), (turned,))
 
 
+def scaled_by_the_tokens_of_a_call(e: Edit) -> None:
+    count = e.op("Cast", shape := e.op("Shape", "add_477", start=1, end=2), to=TensorProto.FLOAT)
+    e.swap("add_477", e.op("Mul", "add_477", count), (shape,))
+
+
 def behind(*parts: str) -> Builder:
     def edit(e: Edit) -> None:
         for part in parts:
@@ -375,6 +380,7 @@ REFUSED: dict[str, tuple[Builder, str]] = {
     "products of tokens in an Einsum": (tokens_contracted, "meet in attention only"),
     "a look ahead": (next_token, "meet in attention only"),
     "the last token": (last_token, "meet in attention only"),
+    "a factor for how many tokens a call has": (scaled_by_the_tokens_of_a_call, "meet in attention only"),
     "a window over tokens": (neighbours, "."),
     "new rows in front": (behind("key", "value"), "caches that grow"),
     "new keys in front": (behind("key"), "."),
