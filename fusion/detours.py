@@ -47,7 +47,7 @@ def _is_asked_between(node: ir.Node, source: ir.Value) -> bool:
 
 
 class Detours:
-    """Leads readers past idle nodes, takes these out of the graph, and puts everything back.
+    """Leads readers past idle nodes, takes these and unread ones out of the graph, and puts everything back.
 
     Args:
         view: of the graph; it has not been looked at yet.
@@ -61,6 +61,8 @@ class Detours:
         """What an operand of a node is in the graph as it is written."""
         self._out: dict[int, tuple[ir.Value | None, ...]] = {}
         """Id of a node that was taken out -> its operands."""
+        unread = (node for node in self._before if not any(item.uses() for item in node.outputs))
+        self._take_out(list(unread))
         self._past_copies()  # first: of an idle pair, one node may be there twice
         self._past_idle_nodes()
         if self._past_copies():

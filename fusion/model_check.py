@@ -133,7 +133,7 @@ def _check_nodes(
                         "a node reads a value that nothing produces", found=f"{name!r} in {describe(node, index)}"
                     )
             unsorted = True
-        _check_node(node, index, len(read), inner, context)
+        _check_node(node, index, read, inner, context)
         seen.update(given)
     if unsorted:
         _refuse_cycle(nodes, producer, context)
@@ -198,12 +198,14 @@ def _all_inputs(node: onnx.NodeProto) -> Iterator[str]:
                 yield from _all_inputs(inner)
 
 
-def _check_node(node: onnx.NodeProto, index: int, count: int, names: frozenset[str], context: Context) -> None:
-    """Checks a node with ``count`` inputs."""
-    kind = context.kinds.get((node.domain, node.op_type)) or _kind(node, index, context)
+def _check_node(node: onnx.NodeProto, index: int, read: list[str], names: frozenset[str], context: Context) -> None:
+    """Checks a node that reads these values, "" for an input that is not given."""
+    kind, count = context.kinds.get((node.domain, node.op_type)) or _kind(node, index, context), len(read)
     if not kind.low <= count <= kind.high:
         wanted = str(kind.low) if kind.low == kind.high else f"{kind.low} to {kind.high}"
         raise context.fault(f"{describe(node, index)} has a wrong number of inputs", found=str(count), wanted=wanted)
+    if "" in read:
+        _refuse_missing(node, index, kind, context)
     if kind.unknown:
         context.unknown[node.op_type] += 1
     attributes = node.attribute
@@ -213,6 +215,16 @@ def _check_node(node: onnx.NodeProto, index: int, count: int, names: frozenset[s
         _check_attribute(attribute, kind.schema, (node, index), context)
         for graph in (*([attribute.g] if attribute.type == AttributeProto.GRAPH else []), *attribute.graphs):
             _check_graph(graph, names, context)
+
+
+def _refuse_missing(node: onnx.NodeProto, index: int, kind: Kind, context: Context) -> None:
+    """Raises BadModel for an input that the operator requires and the node does not name."""
+    single = onnx.defs.OpSchema.FormalParameterOption.Single
+    for declared, name in zip(kind.schema.inputs if kind.schema is not None else (), node.input, strict=False):
+        if not name and declared.option == single:
+            raise context.fault(
+                f"{describe(node, index)} lacks a required input", found="an empty name", wanted=declared.name
+            )
 
 
 def _kind(node: onnx.NodeProto, index: int, context: Context) -> Kind:

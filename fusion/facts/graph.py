@@ -176,7 +176,7 @@ class GraphView:
         if tensor.size > SMALL:
             return None
         array = self.constant(value)
-        if array is None or array.size == 1:
+        if array is None or array.size <= 1:
             return array
         wide = array.astype(np.float64)
         mask = np.isin(np.abs(wide), (0.0, np.abs(wide).max())).all() and wide.min() != wide.max()

@@ -143,7 +143,7 @@ def _square(view: GraphView, reduction: ir.Node) -> tuple[ir.Value, tuple[ir.Nod
         return signless(view, operand)[1], (reduction,)
     square = stripped(view, operand)
     node = square.producer()
-    if node is None:
+    if node is None or len(node.inputs) < 2:
         return None
     first = node.inputs[0]
     if node.op_type == "Pow" and view.scalar(node.inputs[1]) == 2.0 and first is not None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnx_ir as ir
 
-_COMMUTATIVE = frozenset(("Add", "Mul", "Max", "Min", "Equal", "And", "Or"))
+COMMUTATIVE = frozenset(("Add", "Mul", "Max", "Min", "Equal", "And", "Or"))
 _RANDOM = frozenset(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
                      "Bernoulli", "Dropout"))  # fmt: skip
 """Operators that may give something else each time."""
@@ -117,7 +117,7 @@ class Numbering:
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
             self._give(outputs[0], self._leaf(outputs[0]))
             return
-        if self._root is not None and node.op_type in _COMMUTATIVE:
+        if self._root is not None and node.op_type in COMMUTATIVE:
             operands.sort()
         dims = [self._view.declared(output) if self._declared else None for output in outputs]
         kind = self._kind[id(node)] = (*_kind(node), *dims)

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from fusion.facts.cache_write import CacheWrite
 from fusion.facts.graph import GraphView
+from fusion.facts.numbering import COMMUTATIVE
 from fusion.facts.probe import Probe
 from fusion.facts.settle import settle
 from ir_ops.dtypes import Array
@@ -92,4 +93,6 @@ class _Computations:
             return id(value)
         attrs = tuple(sorted((name, str(item)) for name, item in self._view.attrs(node).items()))
         operands = tuple(None if item is None else self._numbers[id(self._view.root(item))] for item in node.inputs)
+        if node.op_type in COMMUTATIVE and node.domain in ("", "ai.onnx"):
+            operands = tuple(sorted(operands, key=lambda item: -1 if item is None else item))
         return node.domain, node.op_type, attrs, operands, value.index()

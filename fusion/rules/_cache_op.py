@@ -267,18 +267,37 @@ def row_types(rows: Sequence[Row], sources: Sequence[ir.Value]) -> set[str]:
     plain = [row for row in rows if row.peeled is None]
     kept = {dtype_name(row.write.cache) for row in plain}
     wide = all(dtype_name(source) == "float32" for source in sources)
-    if wide and plain and all(widens(kind, "float32") for kind in kept) and all(_made_wide(row) for row in plain):
-        return {"float32"}
+    if wide and plain and all(widens(kind, "float32") for kind in kept):
+        stops = {id(source) for source in sources}
+        if all(_rounded_once(row, stops) for row in plain):
+            return {"float32"}
     return kept
 
 
-def _made_wide(row: Row) -> bool:
-    """Whether rows are float32 until they are rounded for their cache."""
+def _rounded_once(row: Row, stops: set[int]) -> bool:
+    """Whether rows are float32 until they are rounded for their cache, and nothing on the way to there is narrower."""
     value: ir.Value | None = row.start
     while value is not None and dtype_name(value) != "float32":
         node = value.producer()
         value = None if node is None else _moved(node)
+    pending, seen = [value], {*stops, id(None)}
+    while pending:
+        item = pending.pop()
+        node = None if item is None or id(item) in seen else item.producer()
+        seen.add(id(item))
+        if node is None:
+            continue
+        if node.op_type == "Cast" and _narrows(node):
+            return False
+        pending += node.inputs
     return value is not None
+
+
+def _narrows(cast: ir.Node) -> bool:
+    """Whether a Cast rounds floats to 16 bits."""
+    given = cast.inputs[0]
+    kinds = ["" if item is None else dtype_name(item) for item in (given, cast.outputs[0])]
+    return kinds[1] in ("float16", "bfloat16") and kinds[0] not in ("", kinds[1]) and not kinds[0].startswith("int")
 
 
 def constant_in_type(emit: Emitter, view: GraphView, value: ir.Value, kind: str, what: str) -> ir.Value:

@@ -102,8 +102,9 @@ def _build(
 @evaluated
 def _build_skip(facts: Facts, new_emitter: EmitterFactory, skip: ir.Node, layer: int | None) -> Candidate:
     """Of ONNX Runtime's operator, which may have a bias and may broadcast: these are refused."""
-    y, (left, right, gamma) = skip.outputs[0], skip.inputs[:3]
-    assert left is not None and right is not None and gamma is not None
+    y, (left, right, gamma) = skip.outputs[0], (*skip.inputs, None, None, None)[:3]
+    if left is None or right is None or gamma is None:
+        raise Refused("norm-form", f"{SKIP} has two values and gamma", "an input that is not given", "all three", "", y)
     if len(skip.inputs) > 3 and skip.inputs[3] is not None:
         raise Refused("norm-form", f"{SKIP} adds two values", "a bias as well", "no bias", "", y)
     if any(facts.standing.is_read(item) for item in skip.outputs[1:3]):

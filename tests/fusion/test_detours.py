@@ -92,6 +92,20 @@ def test_a_copy_of_an_undone_move_is_no_reader() -> None:
     assert [kind for kind, _, _ in written(view.graph)] == ["Transpose", "Shape", "Transpose", "Abs"]
 
 
+def test_who_computes_for_nobody_is_no_reader() -> None:
+    view = view_of("""g (float[S, 4] x) => (float[S, 4] y) {
+        a = Abs (x)
+        b = Exp (a)
+        c = Neg (b)
+        y = Sqrt (a)
+    }""")
+    before = written(view.graph)
+    detours = Detours(view)
+    assert [kind for kind, _, _ in written(view.graph)] == ["Abs", "Sqrt"]
+    detours.end()
+    assert written(view.graph) == before
+
+
 def test_refusing_leaves_idle_nodes_alone() -> None:
     model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["" : 18]>' + CHAIN)
     after = fusion.fuse(model).model.graph.node

@@ -182,6 +182,10 @@ FAULTS = [
     (unknown_type, "initializer 'w' has an unknown element type; found 99"),
     (sparse, "sparse initializers are not supported; found 's'"),
     (add_node("Add", ["z"], ["f"], name="one"), "Add node 'one' has a wrong number of inputs; found 1, wanted 2"),
+    (
+        add_node("Add", ["z", ""], ["f"], name="one"),
+        "Add node 'one' lacks a required input; found an empty name, wanted B",
+    ),
     (wrong_attribute, "Softmax node 'soft', attribute 'axis' has a wrong type; found FLOAT, wanted INT"),
     (untyped_attribute, "Softmax node 'soft', attribute 'axis' has no type"),
     (double_attribute, "attribute of Softmax node 'soft': one name is given twice; found 'axis'"),

@@ -27,7 +27,7 @@ from fusion.surgery.decoder.attend import attend
 from fusion.surgery.decoder.calibrate import Measured, measure
 from fusion.surgery.decoder.layout import Cached, NewInputs, Pages, cache_input, rows_of, write
 from fusion.surgery.decoder.lengths import Retelling, alive
-from fusion.surgery.decoder.mixing import check_mixing
+from fusion.surgery.decoder.mixing import find_mixing
 from fusion.surgery.decoder.proof import Proven, prove, prove_far
 from fusion.surgery.decoder.roles import Roles, Trial, far_trial, find_roles, first_trial, trials
 from fusion.verification import Arrays
@@ -275,6 +275,7 @@ class _Rewriting:
 
     def run(self, logits: ir.Value, contiguous: bool, block_size: int, capacity: int) -> Conversion:
         graph = self._model.graph
+        mixing = find_mixing(self._view, graph, self._trials)
         new = self._new_inputs()
         pages = self._pages(block_size, contiguous)
         ports: list[CachePort] = []
@@ -291,7 +292,9 @@ class _Rewriting:
         retelling.retell(gone)
         retelling.tell_shapes()
         needed = alive(graph)
-        check_mixing(self._view, [node for node in graph if id(node) in needed], self._trials)
+        for number, refused in mixing.items():
+            if number in needed:
+                raise refused
         self._finish(gone, caches, positions, new)
         inputs = {"ids": self._roles.ids, "positions": positions, "slots": new.slots, "block_table": new.block_table,
                   "query_lengths": new.query_lengths, "kv_lengths": new.kv_lengths}  # fmt: skip

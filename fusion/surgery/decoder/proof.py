@@ -70,6 +70,9 @@ def _prove_at(
         weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights = weights / weights.sum(-1, keepdims=True)
     wanted = weights @ values
+    if got.size != wanted.size:
+        raise Refused("attention-form", "a row for each head of each token", str(list(got.shape)),
+                      str(list(wanted.shape)), "", attention.out)  # fmt: skip
     keep = np.broadcast_to(real[:, None, trial.past :, None], wanted.shape)
     error = float(np.abs(got.reshape(wanted.shape) - wanted)[keep].max(initial=0.0))
     if not error <= BOUND:

@@ -162,7 +162,8 @@ def _masked(n: NodeCall, call: _Attention, scores: Tensor) -> Tensor:
         scores = keep(n.emit("Less", {"x1": _count(n, call.k, "keys"), "x2": last}, part="is_valid"), "padded")
     if not n.has(3):
         return scores
-    if 0 <= n.shape(3)[-1] < call.lengths()[1] and n.shape(3)[-1] != 1:
+    keys = (1, *n.shape(3))[-1]
+    if 0 <= keys < call.lengths()[1] and keys != 1:
         raise Unsupported("Attention with a mask shorter than the keys", "a mask for every key")
     if n.dtype(3).name == "bool":
         return keep(n.x(3), "masked")
@@ -259,7 +260,7 @@ def _mask(n: NodeCall, call: _Attention) -> _Mask | None:
     if not n.has(3):
         return _Mask(0, None, lambda: None)
     dims = n.shape(3)
-    if (len(dims) == 4 and dims[1] != 1) or (len(dims) == 3 and dims[0] != 1) or 0 <= dims[-1] < keys:
+    if not dims or (len(dims) == 4 and dims[1] != 1) or (len(dims) == 3 and dims[0] != 1) or 0 <= dims[-1] < keys:
         return None
     batch = (call.q.shape or (-1,))[0]
     kind = TensorType(by_name("bool"), (batch, 1, rows, keys))

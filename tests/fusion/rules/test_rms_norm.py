@@ -256,3 +256,26 @@ def test_a_cast_in_front_stays_for_its_other_reader() -> None:
         return {"y": g.op("Mul", y, g.const(GAMMA)), "wide": g.op("Add", xf, g.scalar(1.0))}
 
     check(model_of(build, {"x": BSH}), feeds("float32", 2, 3, WIDTH), {"RmsNorm": 1})
+
+
+@pytest.mark.parametrize("op", ["ReduceMean", "ReduceSum", "ReduceL2"])
+def test_the_mean_of_what_no_node_is_computed_from_is_no_norm(op: str) -> None:
+    """A Constant and a RandomNormal have no operand."""
+
+    def build(g: Graph) -> dict[str, str]:
+        drawn = g.op("RandomNormal", shape=[2, WIDTH])
+        root = g.op("Sqrt", g.op("Add", g.op(op, drawn, g.ints(-1), keepdims=1), g.scalar(1e-6)))
+        return {"y": g.op("Div", drawn, root)}
+
+    assert counts(fusion.fuse(model_of(build, {"x": BSH}))) == {}
+
+
+def test_a_constant_without_elements_is_read() -> None:
+    """As small constants are that may be a mask; this one holds no number."""
+
+    def build(g: Graph) -> dict[str, str]:
+        empty = g.const(np.zeros((0, WIDTH), np.float32))
+        y = NORMS["own_type"](g, "x", GAMMA, 1e-5, 2)
+        return {"y": g.op("Concat", y, g.op("Neg", empty), axis=0)}
+
+    assert counts(fusion.fuse(model_of(build, {"x": ["T", WIDTH]}))) == {"RmsNorm": 1}

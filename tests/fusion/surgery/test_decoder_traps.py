@@ -176,6 +176,45 @@ def mean_over_sequences(e: Edit) -> None:
     e.swap("add_477", e.op("Add", "add_477", mean), (mean,))
 
 
+def norm_over_tokens(e: Edit) -> None:
+    turned = e.op("Transpose", "add_477", perm=[0, 2, 1])
+    normed = e.op("LayerNormalization", turned, e.const(np.ones(1, np.float32)))
+    e.swap("add_477", e.op("Transpose", normed, perm=[0, 2, 1]), (turned,))
+
+
+def tokens_multiplied(e: Edit) -> None:
+    turned = e.op("Transpose", "add_477", perm=[0, 2, 1])
+    mixed = e.op("MatMul", square := e.op("MatMul", "add_477", turned), "add_477")
+    e.swap("add_477", mixed, (turned, square, mixed))
+
+
+def tokens_contracted(e: Edit) -> None:
+    square = e.op("Einsum", "add_477", "add_477", equation="bsh,bth->bst")
+    mixed = e.op("Einsum", square, "add_477", equation="bst,bth->bsh")
+    e.swap("add_477", mixed, (square, mixed))
+
+
+def next_token(e: Edit) -> None:
+    backwards = e.op("Slice", "add_477", e.const([-1]), e.const([-(2**62)]), e.const([1]), e.const([-1]))
+    e.swap("add_477", e.op("Add", "add_477", backwards), (backwards,))
+
+
+def last_token(e: Edit) -> None:
+    last = e.op("Gather", "add_477", e.const([-1]), axis=1)
+    e.swap("add_477", e.op("Add", "add_477", last), (last,))
+
+
+def neighbours(e: Edit) -> None:
+    turned = e.op("Transpose", "add_477", perm=[0, 2, 1])
+    pooled = e.op("MaxPool", turned, kernel_shape=[3], pads=[1, 1])
+    e.swap("add_477", e.op("Transpose", pooled, perm=[0, 2, 1]), (turned,))
+
+
+def scaled_by_the_tokens_of_a_call(e: Edit) -> None:
+    count = e.op("Cast", shape := e.op("Shape", "add_477", start=1, end=2), to=TensorProto.FLOAT)
+    e.swap("add_477", e.op("Mul", "add_477", count), (shape,))
+
+
 def behind(*parts: str) -> Builder:
     def edit(e: Edit) -> None:
         for part in parts:
@@ -336,6 +375,13 @@ REFUSED: dict[str, tuple[Builder, str]] = {
     "a mean over tokens": (mean_over_tokens, "meet in attention only"),
     "a running sum": (sum_of_the_tokens_so_far, "meet in attention only"),
     "a mean over sequences": (mean_over_sequences, "meet in attention only"),
+    "a norm over tokens": (norm_over_tokens, "meet in attention only"),
+    "products of tokens": (tokens_multiplied, "meet in attention only"),
+    "products of tokens in an Einsum": (tokens_contracted, "meet in attention only"),
+    "a look ahead": (next_token, "meet in attention only"),
+    "the last token": (last_token, "meet in attention only"),
+    "a factor for how many tokens a call has": (scaled_by_the_tokens_of_a_call, "meet in attention only"),
+    "a window over tokens": (neighbours, "."),
     "new rows in front": (behind("key", "value"), "caches that grow"),
     "new keys in front": (behind("key"), "."),
     "rows joined twice": (joined_twice, "."),

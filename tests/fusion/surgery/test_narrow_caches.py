@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
+import onnx
 import pytest
 
 import fusion
@@ -71,6 +72,38 @@ def test_the_same_operators_fuse(name: str, kind: Kind) -> None:
     fused, plain = (DecodeSession(result.model, capacity=32) for result in (narrow, apart))
     found, wanted = (session.prefill([PROMPT])[1] for session in (fused, plain))
     assert np.abs(found - wanted).max() <= STEP[kind] * np.abs(wanted).max()
+
+
+def rounded_in_the_middle(kind: Kind) -> onnx.ModelProto:
+    """The decoder with its normalised keys rounded to 16 bits and widened again."""
+    model = original(QWEN)
+    taken = {node.output[0] for node in model.graph.node if any("k_norm" in name for name in node.input)}
+    assert taken
+    nodes = []
+    for node in model.graph.node:
+        node.input[:] = [f"{name}/wide" if name in taken else name for name in node.input]
+        nodes.append(node)
+        for name in taken.intersection(node.output):
+            for given, made, to in (("", "/narrow", kind), ("/narrow", "/wide", "float32")):
+                cast = onnx.helper.make_node("Cast", [name + given], [name + made], to=by_name(to).onnx)
+                nodes.append(cast)
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    return model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_are_rounded_in_the_middle_are_not_the_operators(kind: Kind) -> None:
+    """The operator rounds once: its float16 rows would have bits that these have lost."""
+    model = rounded_in_the_middle(kind)
+    result = fusion.fuse(model, cache="auto", block_size=16, kv_dtype="float16")
+    assert result.count(FUSED[QWEN]) == 0
+    assert any(refusal.rule == FUSED[QWEN] for refusal in result.refusals)
+    alone = Original(model)
+    wanted = alone.run(alone.new(), PROMPT)
+    logits = DecodeSession(result.model, capacity=32).prefill([PROMPT])[1][0]
+    assert np.abs(logits - wanted).max() <= 64 * STEP["float16"] * np.abs(wanted).max()
 
 
 def test_verify_takes_the_caches_own_precision() -> None:

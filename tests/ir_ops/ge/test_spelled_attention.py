@@ -285,7 +285,13 @@ def mask_larger_than_the_scores(net: Net) -> None:
     attended(net, net("Add", scores(net, q, k), mask), v)
 
 
+def one_number_for_all_scores(net: Net) -> None:
+    q, k, v = operands(net)
+    attended(net, net("Add", scores(net, q, k), net.const(0.0)), v)
+
+
 LEFT = (
+    one_number_for_all_scores,
     finite_mask_at_run_time, infinite_mask_without_guard, given_mask, constant_mask_that_hides_a_row, bias,
     not_quite_lowest, mask_of_each_head, scaled_mask, two_masks, capped, sink, guard_of_another_number, other_axis,
     weights_are_an_output, scores_are_read, batch_that_broadcasts, sizes_without_relation, mask_larger_than_the_scores,
