@@ -19,10 +19,11 @@ from fusion.evaluate import Evaluation, typed
 from fusion.facts.graph import GraphView, dtype_name
 from fusion.facts.probe import Probe
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
+from fusion.facts.trials import with_ones
 from fusion.reduction import Reduction
 from fusion.result import Proof
 from ir_ops.declaration import TensorSpec
-from ir_ops.dtypes import Array
+from ir_ops.dtypes import Array, by_numpy
 from ir_ops.errors import KvfuseError
 from ir_ops.ops import OPS
 
@@ -87,6 +88,7 @@ class Prover:
                 if not cases or not candidate.reduction.sizes:
                     own_worst = max(own_worst, self._compare(candidate, probe, feeds, wide=False))
                 cases += 1
+            self._try_ones(candidate)
         except Disproved:
             raise
         except (Unsupported, OutOfRange, Conflict, KvfuseError, ValueError, IndexError, TypeError) as error:
@@ -96,11 +98,41 @@ class Prover:
 
     def _every_case(self, candidate: Candidate) -> Iterator[tuple[Probe, dict[int, Array]]]:
         yield from _cases(self.view, candidate)
-        yield from self._fresh_case(candidate)
+        fresh = candidate.fresh() if callable(candidate.fresh) else candidate.fresh
+        yield from self._other_case(candidate, fresh)
 
-    def _fresh_case(self, candidate: Candidate) -> list[tuple[Probe, dict[int, Array]]]:
+    def _try_ones(self, candidate: Candidate) -> None:
+        """Sizes of 1 that the graph broadcasts: an operator that takes the call must give what the graph gives.
+
+        Raises:
+            Disproved: it gives something else.
+        """
+        cases = len(self._shapes)
+        for one in with_ones(self.view, candidate.probes[0]) if candidate.probes else ():
+            for probe, feeds in self._other_case(candidate, one):
+                try:
+                    if self._takes(candidate, probe, feeds):
+                        self._compare(candidate, probe, feeds, wide=True)
+                except Disproved:
+                    raise
+                except (Unsupported, OutOfRange, Conflict, KvfuseError, ValueError, IndexError, TypeError):
+                    continue  # the operator stops with a message
+        del self._shapes[cases:]
+
+    def _takes(self, candidate: Candidate, probe: Probe, feeds: dict[int, Array]) -> bool:
+        """Whether the operator's contract takes a call: its shapes and its integers."""
+        given = {id(value): typed(feeds[id(value)], value, True) for value in candidate.feeds}
+        new = Evaluation(self.view, probe, given, True, candidate.reduction)
+        call: dict[str, Array | TensorSpec] = {}
+        for entry, operand in zip(OPS[candidate.op].inputs, candidate.node.inputs, strict=False):
+            if operand is not None:
+                array, own = new.value(operand), dtype_name(operand) or dtype_name(candidate.node.inputs[0])
+                whole = array.dtype.kind in "iu" and by_numpy(array.dtype).name == own
+                call[entry.name] = array if whole else TensorSpec(own, candidate.reduction.restored(array.shape))
+        return not any(violation.severity == "error" for violation in OPS[candidate.op].check(call, candidate.attrs))
+
+    def _other_case(self, candidate: Candidate, probe: Probe | None) -> list[tuple[Probe, dict[int, Array]]]:
         """A case at sizes that no fact was read under; none where the graph itself does not run at them."""
-        probe = candidate.fresh() if callable(candidate.fresh) else candidate.fresh
         if probe is None:
             return []
         try:

@@ -136,7 +136,6 @@ WRITTEN = {
     "dsv3_il_dynamo18_fp16_staticcache": {"ScatterNdUpdate": 2},
     "hand_drqk_contiguous_dynamo18_fp16": {"ScatterNdUpdate": 2},
     "hand_drqk_page_ts17_fp16": {"ScatterPaKvCache": 1},
-    "hand_kvrrc_norm_dynamo18_fp16": {"ScatterNdUpdate": 2},
     "hand_kvrrc_pa_quant_dynamo20_fp16": {"ScatterNdUpdate": 2},
     "hand_kvrrc_pa_ts17_fp32": {"ScatterPaKvCache": 1},
     "hand_kvrrc_v2_dynamo18_fp32": {"ScatterPaKvCache": 1},
@@ -147,7 +146,7 @@ WRITTEN = {
     "hand_qkvrrc_nz_quant_ts17_fp16": {"ScatterPaKvCache": 1},
     "qwen3_dynamo18_fp32_staticcache": {"ScatterNdUpdate": 2},
 }
-"""Every graph with explicit caches -> what writes them where no larger operator may."""
+"""Graphs with explicit caches -> what writes them where no larger operator may."""
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -160,6 +159,14 @@ def test_every_write_is_a_scatter_where_no_larger_operator_may_stand(name: str) 
     verified = fusion.verify(model, alone.model, inputs=record)
     assert verified.ok, verified.differences
     assert not any(fusion.fuse(model).count(op) for op in SCATTERS), "larger operators come first"
+
+
+def test_a_batch_of_one_that_is_written_at_the_slots_of_several_is_no_scatter_of_its_own() -> None:
+    """Index and rows have batches of different names: with one row and three lists of slots the graph writes entry 0
+    three times, a scatter by entry would not. The larger operator refuses such a call."""
+    alone = fusion.fuse(model_of("hand_kvrrc_norm_dynamo18_fp16"), only=SCATTERS)
+    assert not alone.sites
+    assert {(refusal.rule, refusal.code) for refusal in alone.refusals} == {("ScatterNdUpdate", "proof-failed")}
 
 
 def test_parameters_are_taken_over_unchanged() -> None:
