@@ -102,6 +102,7 @@ def _guarded(function: Function) -> Function:
             return function(*operands)
         except (
             ValueError, IndexError, TypeError, AssertionError, AttributeError, ArithmeticError, StopIteration,
+            MemoryError,
         ) as error:  # fmt: skip
             raise Unsupported(str(error) or type(error).__name__) from None
 

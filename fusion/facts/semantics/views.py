@@ -216,6 +216,13 @@ def constant_of_shape(attrs: Attrs, shape: Array) -> Array:
     return np.broadcast_to(fill, tuple(ints(shape)))  # no storage: exporters assemble whole caches from zeros
 
 
+LONGEST = 1 << 26
+"""Numbers of a Range: one up to trial data that is no length would take all memory."""
+
+
 @computing("Range", lambda attrs, x: [range_(attrs, *x).shape])
 def range_(attrs: Attrs, start: Array, limit: Array, delta: Array) -> Array:
-    return np.arange(start.reshape(()).item(), limit.reshape(()).item(), delta.reshape(()).item(), dtype=start.dtype)
+    first, end, step = (item.reshape(()).item() for item in (start, limit, delta))
+    if (end - first) / step > LONGEST:
+        raise Unsupported(f"a Range from {first} to {end}")
+    return np.arange(first, end, step, dtype=start.dtype)

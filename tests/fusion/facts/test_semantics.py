@@ -320,3 +320,11 @@ def test_wide_evaluation_keeps_float64() -> None:
     assert definition is not None
     value = np.array([1.0 + 2.0**-40])
     assert definition.run({"to": TensorProto.FLOAT16, "@wide": True}, [value])[0][0] == value[0]
+
+
+def test_a_range_of_more_numbers_than_memory_has_is_unsupported() -> None:
+    definition = lookup("", "Range")
+    assert definition is not None
+    first, end, step = (np.array(number, np.int64) for number in (0, 2**40, 1))
+    with pytest.raises(Unsupported):
+        definition.run({}, [first, end, step])
