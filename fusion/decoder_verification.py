@@ -6,7 +6,7 @@ in one batch of different lengths, in chunks, then step by step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -64,7 +64,7 @@ def verify_decoder(original: ModelLike, converted: ModelLike, *, seed: int = 0, 
     given = target.path if target.path is not None else to_proto(target.model)
     decoder = DecodeSession(given, max_sequences=len(LENGTHS), capacity=min(plan.capacity or 64, 64))
     state = _Grown(runner, view, growths, roles)
-    kept = _narrowest(target.model, plan)
+    kept = _narrowest(target.model, plan, {str(growth.past.name): dtype_name(growth.past) for growth in growths})
     records: list[Difference] = []
     for case in range(cases):
         rng = np.random.default_rng([seed, case])
@@ -90,10 +90,18 @@ def _compared(case: str, name: str, got: Array, wanted: list[Array], kept: str |
     yield compare(case, name, got, np.stack(wanted), "original", kind=kept)
 
 
-def _narrowest(model: ir.Model, plan: DecodePlan) -> str | None:
-    """The 16-bit float type that caches keep float32 rows in: as precise as logits can be. None: there is none."""
+def _narrowest(model: ir.Model, plan: DecodePlan, rows: Mapping[str, str]) -> str | None:
+    """The 16-bit float type that caches keep wider rows in: as precise as logits can be. None: there is none.
+
+    Args:
+        rows: cache input -> element type of its rows in the original.
+    """
     caches = {port.input for port in plan.caches}
-    kinds = {dtype_name(value) for value in model.graph.inputs if value.name in caches}
+    kinds = {
+        kind
+        for value in model.graph.inputs
+        if value.name in caches and (kind := dtype_name(value)) != rows.get(str(value.name), kind)
+    }
     return next((kind for kind in ("bfloat16", "float16") if kind in kinds), None)
 
 
