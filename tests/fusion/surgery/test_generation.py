@@ -2,7 +2,9 @@
 
 tests/data/decoders: decoders of ``transformers`` 5.24 (two layers, random weights, float32) whose caches grow, by both
 exporters of torch 2.13 (``models/export_from_transformers.py``, smaller sizes), and what ``model.generate`` gave: 64
-greedy ids for one prompt and for three of different lengths, with the logits of each step.
+greedy ids for one prompt and for three of different lengths, with the logits of each step. DeepSeek-V2 is not among
+them: neither exporter of torch 2.13 takes its complex numbers (``aten.polar``, complex ``aten.unsqueeze``); what the
+exporter of ``transformers`` makes of it is in tests/data/graphs.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ def converted(path: Path) -> FusionResult:
 
 def test_every_family_is_there_by_both_exporters() -> None:
     names = {path.stem for path in DECODERS}
-    pairs = {f"{family}_{exporter}" for family in ("qwen2", "qwen3") for exporter in ("dynamo", "torchscript")}
-    assert pairs | {"deepseek-v3_dynamo", "deepseek-v3_torchscript"} <= names
+    families = ("qwen2", "qwen3", "qwen3-moe", "deepseek-v3")
+    assert {f"{family}_{exporter}" for family in families for exporter in ("dynamo", "torchscript")} <= names
 
 
 @pytest.mark.parametrize("path", DECODERS, ids=lambda path: path.stem)
