@@ -34,8 +34,6 @@ struct Cache {
   Output output, raw_output;
   int64_t width = 0;
   CacheLayout layout{};
-
-  bool quantised() const { return ElementSize(input.type) == 1; }
 };
 
 // The tensors of a call, checked in the order of the contract's rules.
