@@ -67,12 +67,7 @@ def all_rows(
         sizes = [shape[axis] for shape in shapes]
         first = next(places_of(probes, sizes, candidates), None)
         places = places_of(probes, sizes, probes[0].view.graph.inputs) if first is None else [first]
-        wider = (
-            place for place in places
-            if all(broadcasts(probe, (table, axis), place) for probe in ones)
-            and any(alone(probe, (table, axis), place) for probe in ones)
-        )  # fmt: skip
-        place = next(wider, None)
+        place = next((place for place in places if _is_wider(ones, place, (table, axis))), None)
         if place is not None:
             dims[axis] = emit.dim(*place, part=part)
     if not any(isinstance(dim, ir.Value) for dim in dims):
@@ -80,15 +75,8 @@ def all_rows(
     return emit.node("Expand", [rows, emit.shape_vector(dims, part + "_all_shape")], part + "_all")
 
 
-def broadcasts(probe: Probe, dim: tuple[ir.Value, int], other: tuple[ir.Value, int]) -> bool:
-    """Whether a dim is 1 or as large as another: what two dims of one size elsewhere need not be."""
-    sizes = [shape_under(probe, value) for value, _ in (dim, other)]
-    return sizes[0] is None or sizes[1] is None or sizes[0][dim[1]] in (1, sizes[1][other[1]])
-
-
-def alone(probe: Probe, dim: tuple[ir.Value, int], other: tuple[ir.Value, int]) -> bool:
-    """Whether a dim is 1 under a probe, and another is not."""
-    sizes = [shape_under(probe, value) for value, _ in (dim, other)]
-    if sizes[0] is None or sizes[1] is None:
-        return False
-    return sizes[0][dim[1]] == 1 != sizes[1][other[1]]
+def _is_wider(ones: Sequence[Probe], dim: tuple[ir.Value, int], other: tuple[ir.Value, int]) -> bool:
+    """Whether a dim is what another is broadcast to: more where that is 1, and equal where it is not."""
+    told = [[shape_under(one, value) for value, _ in (dim, other)] for one in ones]
+    sizes = [(shape[dim[1]], its[other[1]]) for shape, its in told if shape is not None and its is not None]
+    return all(own in (1, size) for size, own in sizes) and any(own == 1 != size for size, own in sizes)
