@@ -1,19 +1,48 @@
-"""What the scatters of one cache are told of its slots: index tuples, and that none is negative."""
+"""The scatters of one cache, and what they are told of its slots: index tuples, and that none is negative."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from fusion.candidate import Candidate, Refused
+from fusion.candidate import Candidate, EmitterFactory, Refused
 from fusion.emit import Emitter
+from fusion.facts.analysis import Facts
 from fusion.facts.cache_write import CacheWrite
+from fusion.result import Refusal
+from fusion.rules import _block as block
 from fusion.rules import _cache_op as common
 from fusion.rules._dims import dim_like
-from fusion.rules._scatter import LONGEST_CONSTANT, Leftover
+from fusion.rules._scatter import LONGEST_CONSTANT, Leftover, candidate, leftovers, read_leftover
+
+Operands = Callable[[Emitter, Leftover], Sequence[ir.Value | None]]
+"""Makes the operands of a scatter: the cache, its indices and the rows."""
 
 
-def assume_slots(candidate: Candidate, write: CacheWrite) -> None:
+def match_each(
+    facts: Facts, new_emitter: EmitterFactory, op: str, size: int, forms: Sequence[str], operands: Operands
+) -> tuple[list[Candidate], list[Refusal]]:
+    """The leftover writes of some forms, each as a scatter of its own cache."""
+    candidates, refusals = [], []
+    for write in leftovers(facts, *forms):
+        layer = facts.layer(write)
+        try:
+            item = read_leftover(facts.view, write)
+            emit = new_emitter(f"{op}_{'x' if layer is None else layer}")
+            node, outputs = block.fused_node(op, emit, operands(emit, item), {})
+            made = block.Block(op, write.out, layer, emit, node, outputs, {})
+            found = candidate(facts, made, [item], [(write.out, outputs["var"])], size)
+            assume_slots(found, write)
+        except Refused as refused:
+            refusals.append(refused.refusal(facts.view, op, write.out, layer))
+        else:
+            candidates.append(found)
+    return candidates, refusals
+
+
+def assume_slots(found: Candidate, write: CacheWrite) -> None:
     """States that slots are not negative.
 
     Raises:
@@ -24,7 +53,7 @@ def assume_slots(candidate: Candidate, write: CacheWrite) -> None:
             "slots-skipped", "no slot is -1", "a graph that skips a slot of -1", "slots >= 0",
             "ScatterPaKvCache skips: write key and value with one slot mapping", write.out,
         )  # fmt: skip
-    candidate.assumptions.append("slots >= 0: the operator refuses a negative slot")
+    found.assumptions.append("slots >= 0: the operator refuses a negative slot")
 
 
 def page_tuples(emit: Emitter, write: CacheWrite) -> ir.Value:

@@ -5,6 +5,8 @@ What is left when no larger operator takes a write: a paged cache without a part
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 from fusion.candidate import Candidate, EmitterFactory, Refused
@@ -12,13 +14,13 @@ from fusion.emit import Emitter
 from fusion.facts.analysis import Facts
 from fusion.facts.cache_write import CacheWrite
 from fusion.result import Refusal
-from fusion.rules import _block as block
 from fusion.rules import _cache_op as common
 from fusion.rules import _scatter as scatter
 from fusion.rules._scatter import Leftover
-from fusion.rules._scatter_slots import assume_slots, page_tuples, row_tuples
+from fusion.rules._scatter_slots import match_each, page_tuples, row_tuples
 
 OP = "ScatterNdUpdate"
+FORMS = ("pages", "rows", "nz", "starts")
 
 
 class ScatterNdUpdateRule:
@@ -28,27 +30,15 @@ class ScatterNdUpdateRule:
     size = 1
 
     def match(self, facts: Facts, new_emitter: EmitterFactory) -> tuple[list[Candidate], list[Refusal]]:
-        candidates, refusals = [], []
-        for write in scatter.leftovers(facts, "pages", "rows", "nz", "starts"):
-            try:
-                candidates.append(_build(facts, new_emitter, write))
-            except Refused as refused:
-                refusals.append(refused.refusal(facts.view, OP, write.out, facts.layer(write)))
-        return candidates, refusals
+        inputs = list(facts.view.graph.inputs)
+
+        def operands(emit: Emitter, item: Leftover) -> Sequence[ir.Value | None]:
+            return _own(item.write) or [item.write.cache, _tuples(emit, item, inputs), _updates(emit, item)]
+
+        return match_each(facts, new_emitter, OP, self.size, FORMS, operands)
 
 
 RULE = ScatterNdUpdateRule()
-
-
-def _build(facts: Facts, new_emitter: EmitterFactory, write: CacheWrite) -> Candidate:
-    item, layer = scatter.read_leftover(facts.view, write), facts.layer(write)
-    emit = new_emitter(f"{OP}_{'x' if layer is None else layer}")
-    operands = _own(write) or [write.cache, _tuples(facts, emit, item), _updates(emit, item)]
-    node, outputs = block.fused_node(OP, emit, operands, {})
-    made = block.Block(OP, write.out, layer, emit, node, outputs, {})
-    found = scatter.candidate(facts, made, [item], [(write.out, outputs["var"])], RULE.size)
-    assume_slots(found, write)
-    return found
 
 
 def _own(write: CacheWrite) -> list[ir.Value | None]:
@@ -60,10 +50,10 @@ def _own(write: CacheWrite) -> list[ir.Value | None]:
     return list(node.inputs) if all(array is not None and (array >= 0).all() for array in known) else []
 
 
-def _tuples(facts: Facts, emit: Emitter, item: Leftover) -> ir.Value:
+def _tuples(emit: Emitter, item: Leftover, inputs: list[ir.Value]) -> ir.Value:
     form = scatter.form_of(item.write)
     if form == "rows":
-        return row_tuples(emit, item, list(facts.view.graph.inputs))
+        return row_tuples(emit, item, inputs)
     if form == "pages":
         return page_tuples(emit, item.write)
     found = "rows cut into fractals and no partner" if form == "nz" else "starts of pages"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from fusion.candidate import Candidate, EmitterFactory, Refused
+import onnx_ir as ir
+
+from fusion.candidate import Candidate, EmitterFactory
+from fusion.emit import Emitter
 from fusion.facts.analysis import Facts
-from fusion.facts.cache_write import CacheWrite
 from fusion.result import Refusal
-from fusion.rules import _block as block
 from fusion.rules import _cache_op as common
-from fusion.rules import _scatter as scatter
-from fusion.rules._scatter_slots import assume_slots
+from fusion.rules._scatter import Leftover, token_rows
+from fusion.rules._scatter_slots import match_each
 
 OP = "ScatterUpdate"
 
@@ -21,24 +22,11 @@ class ScatterUpdateRule:
     size = 2
 
     def match(self, facts: Facts, new_emitter: EmitterFactory) -> tuple[list[Candidate], list[Refusal]]:
-        candidates, refusals = [], []
-        for write in scatter.leftovers(facts, "flat"):
-            try:
-                candidates.append(_build(facts, new_emitter, write))
-            except Refused as refused:
-                refusals.append(refused.refusal(facts.view, OP, write.out, facts.layer(write)))
-        return candidates, refusals
+        return match_each(facts, new_emitter, OP, self.size, ["flat"], _operands)
 
 
 RULE = ScatterUpdateRule()
 
 
-def _build(facts: Facts, new_emitter: EmitterFactory, write: CacheWrite) -> Candidate:
-    item, layer = scatter.read_leftover(facts.view, write), facts.layer(write)
-    emit = new_emitter(f"{OP}_{'x' if layer is None else layer}")
-    operands = [write.cache, common.flat_index(emit, write), scatter.token_rows(emit, item, "updates")]
-    node, outputs = block.fused_node(OP, emit, operands, {})
-    made = block.Block(OP, write.out, layer, emit, node, outputs, {})
-    found = scatter.candidate(facts, made, [item], [(write.out, outputs["var"])], RULE.size)
-    assume_slots(found, write)
-    return found
+def _operands(emit: Emitter, item: Leftover) -> list[ir.Value | None]:
+    return [item.write.cache, common.flat_index(emit, item.write), token_rows(emit, item, "updates")]
