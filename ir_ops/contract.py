@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ir_ops.declaration import Attrs, Case, Finding, Rule, Shape, Undecided, shape_differs, shape_text
-from ir_ops.dtypes import by_name
+from ir_ops.dtypes import Array, by_name
 from ir_ops.layout import CacheMode, nz_block
 
 FLOATS = ("float32", "float16", "bfloat16")
@@ -295,6 +295,12 @@ def index_shape(mode: ModeOf, batch: Size, tokens: Size, page: Size) -> Rule:
     return rule
 
 
+def repeats(entries: Array) -> Array:
+    """Places, along the first axis, of entries that stand at an earlier place too."""
+    axis = 0 if entries.ndim > 1 else None
+    return np.setdiff1d(np.arange(len(entries)), np.unique(entries, axis=axis, return_index=True)[1])
+
+
 def index_values(mode: ModeOf, batch: Size, rows: Size, blocks: Size, name: str = "index", *, lowest: int = -1) -> Rule:
     """Each index is -1 or a slot of the cache, and no slot (page, by block) is written twice.
 
@@ -316,7 +322,7 @@ def index_values(mode: ModeOf, batch: Size, rows: Size, blocks: Size, name: str 
         targets = index[places] // unit
         if found.slot == "row":
             targets = targets + places // _nonzero(index.size // _nonzero(batch(case))) * limit
-        again = np.setdiff1d(np.arange(places.size), np.unique(targets, return_index=True)[1])
+        again = repeats(targets)
         if again.size:
             place = int(places[again[0]])
             yield f"{name}[{place}] = {int(index[place])} again", "distinct pages" if unit > 1 else "distinct slots"
@@ -401,6 +407,11 @@ def quant_type_in(caches: Caches, *types: str) -> Rule:
                 yield f"{cache.cache} {case.dtype(cache.cache)}", " | ".join(types)
 
     return rule
+
+
+def no_float8(choice: Mapping[str, str]) -> bool:
+    """Whether a choice of types has no 8-bit float: types that ONNX's operators compute with."""
+    return not any(by_name(kind).is_8bit_float for kind in choice.values())
 
 
 def caches_combine(plain: str, *caches: str) -> Callable[[Mapping[str, str]], bool]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ir_ops.contract import kept_as
 from ir_ops.contract_rows import integer
 from ir_ops.declaration import Case, Finding, Shape, Undecided, shape_differs, shape_text
 from ir_ops.layout import nz_block
@@ -87,7 +88,7 @@ def query_dims(case: Case) -> Iterator[Finding]:
 def query_and_key_types(case: Case) -> Iterator[Finding]:
     """A cache may be narrower than a float32 query: it is widened as it is read."""
     query, key = case.dtype("query"), case.dtype("key")
-    wanted = {"float32": ("float32", "float16", "bfloat16", "int8"), "int8": ("int8",)}.get(query, (query, "int8"))
+    wanted = ("int8",) if query == "int8" else (*kept_as(query), "int8")
     if key not in wanted:
         yield f"key {key}", " | ".join(wanted) + f" for a {query} query"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ir_ops import contract as rules
-from ir_ops.contract import kept_as
+from ir_ops.contract import kept_as, repeats
 from ir_ops.declaration import Case, Finding, Shape, Undecided, dim, shape_differs, shape_text
 from ir_ops.dtypes import Array, by_name
 from ir_ops.layout import MLA_CACHE_MODES, nz_block
@@ -305,7 +305,7 @@ def index_values(case: Case) -> Iterator[Finding]:
         yield f"cache_index[{place}] = {int(index[place])}", f"-1 (skip) to {limit - 1}"
         return
     places = np.flatnonzero(index >= 0)
-    again = np.setdiff1d(np.arange(places.size), np.unique(index[places], return_index=True)[1])
+    again = repeats(index[places])
     if again.size:
         place = int(places[again[0]])
         yield (

@@ -127,7 +127,7 @@ def rounded(xp: Numeric, x: Any, mode: str) -> Any:
 
 def whole_bytes(choice: Mapping[str, str]) -> bool:
     """Whether ONNX Runtime computes with every element type: none of 4 bits, no 8-bit float."""
-    return all(by_name(kind).bits >= 8 and not by_name(kind).is_8bit_float for kind in choice.values())
+    return rules.no_float8(choice) and all(by_name(kind).bits >= 8 for kind in choice.values())
 
 
 OPERATOR = Operator(

@@ -46,7 +46,7 @@ def _combines(choice: Mapping[str, str]) -> bool:
     if query == "int8":
         fits = key == "int8" and choice["R"] == out and choice["S"] == choice["V"] == "float32"
     else:
-        fits = choice["R"] == out == query and (key in (query, "int8") or query == "float32")
+        fits = choice["R"] == out == query and key in (*rules.kept_as(query), "int8")
         for scale in (choice["S"], choice["V"]):
             fits = fits and (scale == "float32" or (scale == query and key == "int8"))
     return fits and choice["KR"] == (choice["R"] if key == "int8" else key)

@@ -31,7 +31,6 @@ from ir_ops.declaration import (
     shape_differs,
     shape_text,
 )
-from ir_ops.dtypes import by_name
 from ir_ops.layout import KV_CACHE_MODES
 from ir_ops.notes import cache_modes, quantisation
 from ir_ops.numeric import Numeric
@@ -391,5 +390,5 @@ OPERATOR = Operator(
     shapes=_shapes,
     compute=_compute,
     combines=rules.caches_combine("T", "TK", "TC"),
-    body_types=lambda choice: not any(by_name(kind).is_8bit_float for kind in choice.values()),
+    body_types=rules.no_float8,
 )  # fmt: skip

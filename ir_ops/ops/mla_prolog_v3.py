@@ -27,7 +27,6 @@ from ir_ops.declaration import (
     Shape,
     TensorSpec,
 )
-from ir_ops.dtypes import by_name
 from ir_ops.layout import MLA_CACHE_MODES
 from ir_ops.ops import _mla_products as products
 from ir_ops.ops import _mla_rules as mla
@@ -314,7 +313,7 @@ OPERATOR = Operator(
     shapes=_shapes,
     compute=compute,
     combines=_combines,
-    body_types=lambda choice: not any(by_name(kind).is_8bit_float for kind in choice.values()),
+    body_types=rules.no_float8,
     body_attrs=_body_attrs,
     needs_rank=("token_x",),
 )  # fmt: skip

@@ -29,7 +29,7 @@ from ir_ops.declaration import (
     shape_differs,
     shape_text,
 )
-from ir_ops.dtypes import Array, by_name
+from ir_ops.dtypes import Array
 from ir_ops.numeric import Numeric
 
 LONGEST = 7
@@ -73,7 +73,7 @@ def _distinct(case: Case) -> Iterator[Finding]:
     tuples, dims = _given(case)
     if ((tuples < 0) | (tuples >= dims)).any():
         return  # another rule's business
-    again = np.setdiff1d(np.arange(len(tuples)), np.unique(tuples, axis=0, return_index=True)[1])
+    again = rules.repeats(tuples)
     if again.size:
         yield f"index {int(again[0])} = {tuples[again[0]].tolist()} again", "distinct index tuples"
 
@@ -111,7 +111,7 @@ OPERATOR = Operator(
     constraints=CONSTRAINTS,
     shapes=_shapes,
     compute=_compute,
-    body_types=lambda choice: not any(by_name(kind).is_8bit_float for kind in choice.values()),
+    body_types=rules.no_float8,
     notes=(
         Note(
             "Choices where the contract leaves room",

@@ -30,7 +30,6 @@ from ir_ops.declaration import (
     shape_differs,
     shape_text,
 )
-from ir_ops.dtypes import by_name
 from ir_ops.layout import CacheMode, nz_block
 from ir_ops.numeric import Numeric
 from ir_ops.preamble import slots, write_cache
@@ -255,7 +254,7 @@ OPERATOR = Operator(
     constraints=CONSTRAINTS,
     shapes=_shapes,
     compute=_compute,
-    body_types=lambda choice: not any(by_name(kind).is_8bit_float for kind in choice.values()),
+    body_types=rules.no_float8,
     notes=(
         Note(
             "Cache modes and layouts",

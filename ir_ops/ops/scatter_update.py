@@ -27,7 +27,6 @@ from ir_ops.declaration import (
     shape_differs,
     shape_text,
 )
-from ir_ops.dtypes import by_name
 from ir_ops.numeric import Numeric
 
 
@@ -46,7 +45,7 @@ def _range(case: Case) -> Iterator[Finding]:
 
 def _distinct(case: Case) -> Iterator[Finding]:
     index = case.value("indices").reshape(-1)
-    again = np.setdiff1d(np.arange(index.size), np.unique(index, return_index=True)[1])
+    again = rules.repeats(index)
     if again.size:
         yield f"index {int(again[0])} = {int(index[again[0]])} again", "distinct rows"
 
@@ -83,7 +82,7 @@ OPERATOR = Operator(
     constraints=CONSTRAINTS,
     shapes=_shapes,
     compute=_compute,
-    body_types=lambda choice: not any(by_name(kind).is_8bit_float for kind in choice.values()),
+    body_types=rules.no_float8,
     notes=(
         Note(
             "Choices where the contract leaves room",

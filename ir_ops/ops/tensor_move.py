@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ir_ops.contract import no_float8
 from ir_ops.contract_rows import MOVED
 from ir_ops.declaration import Attrs, Input, Note, Operator, Output, TensorSpec
-from ir_ops.dtypes import by_name
 from ir_ops.numeric import Numeric
 
 
@@ -32,7 +32,7 @@ OPERATOR = Operator(
     constraints=(),
     shapes=_shapes,
     compute=_compute,
-    body_types=lambda choice: not any(by_name(kind).is_8bit_float for kind in choice.values()),
+    body_types=no_float8,
     notes=(
         Note(
             "Differences from like-sounding graphs",
