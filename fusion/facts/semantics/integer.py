@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 
 from fusion.facts.semantics.arithmetic import matmul_shape
-from fusion.facts.semantics.table import Attrs, Operands, Unsupported, computing
+from fusion.facts.semantics.table import MICROSOFT, Attrs, Operands, Unsupported, computing
 from ir_ops.dtypes import Array
-
-MICROSOFT = "com.microsoft"
 
 
 def _product(left: int, right: int) -> Any:
