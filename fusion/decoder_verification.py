@@ -16,15 +16,15 @@ from onnx_ir.passes.common import InlinePass
 
 from fusion.candidate import Refused
 from fusion.compare import compare
-from fusion.facts.graph import GraphView, dims_of, dtype_name, uses
+from fusion.facts.graph import GraphView, dims_of, dtype_name
 from fusion.facts.growth import Growth
 from fusion.model_io import ModelLike, load, to_proto
 from fusion.result import Difference, VerifyResult
 from fusion.runtime import Runner, open_model, options_for
 from fusion.surgery.decoder.convert import read_decoder
-from fusion.surgery.decoder.roles import Roles
+from fusion.surgery.decoder.roles import Roles, vocabulary
 from ir_ops.decode_plan import KEY, DecodePlan, read_plan
-from ir_ops.dtypes import Array, by_name
+from ir_ops.dtypes import Array
 from ir_ops.errors import BadInput
 
 LENGTHS, STEPS, CHUNK = (5, 1, 11), 3, 4
@@ -129,7 +129,9 @@ class _Grown:
 
     def __init__(self, runner: Runner, view: GraphView, growths: list[Growth], roles: Roles) -> None:
         self.runner, self.growths, self.roles = runner, growths, roles
-        self.vocabulary = _vocabulary(view, roles.ids)
+        rows = vocabulary(view, roles.ids)
+        assert rows is not None, "that ids pick rows of a table is how they are found"
+        self.vocabulary = rows
 
     def new(self) -> _Sequence:
         return _Sequence(self)
@@ -170,14 +172,3 @@ def _np(runner: Runner, name: str) -> DTypeLike:
     kind = runner.types[name].np
     assert kind is not None
     return kind
-
-
-def _vocabulary(view: GraphView, ids: ir.Value) -> int:
-    """Rows of the table that ids pick from."""
-    for node, place in uses(ids):
-        if node.op_type in ("Cast", "Identity"):
-            return _vocabulary(view, node.outputs[0])
-        table = view.tensor(node.inputs[0]) if node.op_type == "Gather" and place == 1 else None
-        if table is not None and by_name(dtype_name(node.inputs[0])).is_float:
-            return int(table.shape.numpy()[0])
-    raise BadInput("ids pick rows of no table", found=str(ids.name))

@@ -117,14 +117,24 @@ def find_roles(view: GraphView, growths: Sequence[Growth], trial: Trial) -> Role
 
 
 def _looks_up(view: GraphView, value: ir.Value) -> bool:
-    """Whether ids pick rows of a float constant."""
-    for node, place in uses(value):
-        if node.op_type in ("Cast", "Identity") and _looks_up(view, node.outputs[0]):
-            return True
-        table = node.inputs[0] if node.op_type == "Gather" and place == 1 else None
-        if view.is_constant(table) and "float" in dtype_name(table) and int(view.attrs(node).get("axis", 0)) == 0:
-            return True
-    return False
+    return vocabulary(view, value) is not None
+
+
+def vocabulary(view: GraphView, ids: ir.Value) -> int | None:
+    """Rows of the table of floats that ids pick from; None where they pick from none."""
+    for node, place in uses(ids):
+        rows = None
+        if node.op_type in ("Cast", "Identity"):
+            rows = vocabulary(view, node.outputs[0])
+        elif place == 1 and node.op_type == "Gather" and int(view.attrs(node).get("axis", 0)) == 0:
+            table = view.tensor(node.inputs[0])
+            rows = table.shape.numpy()[0] if table is not None and "float" in dtype_name(node.inputs[0]) else None
+        elif place == 1 and node.op_type == "GatherBlockQuantized":
+            scales = view.tensor(node.inputs[2])
+            rows = None if scales is None else scales.shape.numpy()[0]
+        if rows is not None:
+            return int(rows)
+    return None
 
 
 def trials(view: GraphView, growths: Sequence[Growth], roles: Roles, first: Trial) -> list[Trial]:

@@ -147,6 +147,12 @@ def _width(survey: Survey, node: ir.Node, operands: dict[str, ir.Value | None], 
         _refuse(node, f"queries of the shape {found}", f"[B, S, {in_all} heads of columns]")
     assert shape is not None
     width = shape[2] // in_all
+    for name in ("key", "value"):
+        rows = operands[name]
+        own_shape = None if rows is None else survey.shape(rows)
+        if rows is not None and (own_shape is None or own_shape[2:] != (kv_heads * width,)):
+            _refuse(node, f"{name} of the shape {'unknown' if own_shape is None else list(own_shape)}",
+                    f"[B, S, {kv_heads} heads of {width}]")  # fmt: skip
     for name in ("past_key", "past_value"):
         own = (dims_of(operands[name]) or (None,))[-1]  # type: ignore[arg-type]
         if isinstance(own, int) and own != width:

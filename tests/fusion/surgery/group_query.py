@@ -48,7 +48,7 @@ class Form:
         if self.turned:
             attrs |= {"do_rotary": 1, "rotary_interleaved": int(self.interleaved)}
             names += ["cos", "sin"]
-            angles = np.random.default_rng(5).uniform(-3, 3, (ROWS, self.turned // 2)).astype(np.float32)
+            angles: Array = np.random.default_rng(5).uniform(-3, 3, (ROWS, self.turned // 2)).astype(np.float32)
             tables = [numpy_helper.from_array(np.cos(angles), "cos"), numpy_helper.from_array(np.sin(angles), "sin")]
         if self.given_positions:
             names += ["positions"]
@@ -90,6 +90,8 @@ class Form:
 
 def run(model: onnx.ModelProto, feeds: dict[str, Array]) -> list[Array]:
     """All outputs, on the CPU."""
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     results: list[Array] = session.run(None, feeds)
     return results

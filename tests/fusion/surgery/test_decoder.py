@@ -35,6 +35,8 @@ GRAPHS = {
     "dsv3_noil_yarn_hfexporter20_fp16_latentcache": {"MlaPrologV3": 2, "FusedInferAttentionScore": 2},
     "dsv3_optimum_fp32_expandedcache": {"MlaPrologV3": 1, "FusedInferAttentionScore": 1},
     PAIRS: {"MlaPrologV3": 1, "FusedInferAttentionScore": 1},
+    "qwen3_genai_fp32": {"QkvRmsNormRopeCache": 1, "FusedInferAttentionScore": 1},
+    "qwen3_genai_int4": {"QkvRmsNormRopeCache": 1, "FusedInferAttentionScore": 1},
 }
 EXPANDED = "dsv3_optimum_fp32_expandedcache"
 """Its recorded caches hold keys and values of every head; a converted decoder has latents, and starts empty."""
