@@ -2,7 +2,8 @@
 
 tests/data/decoders: decoders of ``transformers`` 5.24 (two layers, random weights, float32) whose caches grow, by both
 exporters of torch 2.13 (``models/export_from_transformers.py``, smaller sizes), and what ``model.generate`` gave: 64
-greedy ids for one prompt and for three of different lengths, with the logits of each step. DeepSeek-V2 is not among
+greedy ids for one prompt and for three of different lengths, with the logits of each step. Two are by the builder of
+onnxruntime-genai 0.18 (``-p fp32 -e cpu``), whose attention keeps its caches itself. DeepSeek-V2 is not among
 them: neither exporter of torch 2.13 takes its complex numbers (``aten.polar``, complex ``aten.unsqueeze``); what the
 exporter of ``transformers`` makes of it is in tests/data/graphs.
 """
