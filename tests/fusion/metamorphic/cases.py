@@ -116,7 +116,7 @@ def outputs(model: onnx.ModelProto, given: Feeds) -> Feeds | None:
 
 
 def left_open(model: onnx.ModelProto, given: Feeds) -> bool:
-    """Whether an integer is made of a float that has none (NaN, infinite, too large): ONNX says nothing of the result."""
+    """Whether an integer is made of a float that has none (NaN, infinite, too large): ONNX leaves the result open."""
     asked = onnx.ModelProto()
     asked.CopyFrom(model)
     ranges = {name: limits for node in model.graph.node for name, limits in _made_integer(node)}
