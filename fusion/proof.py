@@ -113,8 +113,11 @@ class Prover:
                 try:
                     if self._takes(candidate, probe, feeds):
                         self._compare(candidate, probe, feeds, wide=True)
-                except Disproved:
-                    raise
+                except Disproved as error:
+                    raise Disproved(
+                        f"{error.what} where the graph broadcasts a size of 1", where=error.where, found=error.found,
+                        wanted=error.wanted, hint="give both dims one name, or a number, if they are always the same",
+                    ) from None  # fmt: skip
                 except (Unsupported, OutOfRange, Conflict, KvfuseError, ValueError, IndexError, TypeError):
                     continue  # the operator stops with a message
         del self._shapes[cases:]

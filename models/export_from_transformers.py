@@ -4,8 +4,8 @@
 
 Needs the extra ``kvfuse[export]`` (torch and transformers 5), which is imported when an export is asked for and not
 before. Two exporters, ``dynamo`` (torch.export) and ``torchscript``; two forms of cache, ``static`` (tensors of fixed
-length, written by index) and ``growth`` (past in, past and new out). ``OUT.npz`` gets one call: ``in/NAME`` and
-``out/NAME`` as torch computed them.
+length, written by index) and ``growth`` (past in, past and new out). ``OUT.npz`` gets one call: ``case0/in/NAME``
+and ``case0/out/NAME`` as torch computed them; with ``--greedy`` what the model generates (:mod:`models.greedy`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ import numpy as np
 
 from ir_ops.errors import BadUsage, KvfuseError
 from ir_ops.npz import save_npz
+from models import greedy
+from models.complex_rotation import check_same, exportable
 
-FAMILIES = ("qwen2", "qwen3", "qwen3-moe", "deepseek-v2", "deepseek-v3")
+FAMILIES = ("qwen2", "qwen3", "qwen3-moe", "deepseek-v2", "deepseek-v2-lite", "deepseek-v3")
 EXPORTERS, CACHES = ("dynamo", "torchscript"), ("static", "growth")
 BATCH, TOKENS, PAST, LENGTH = 2, 3, 4, 16
 
@@ -35,18 +37,27 @@ _LATENT = {
     "qk_nope_head_dim": 128, "v_head_dim": 128, "first_k_dense_replace": 1, "n_routed_experts": 4,
     "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1, "n_group": 2, "topk_group": 1,
 }  # fmt: skip
+_SHARP = {"initializer_range": 0.1}
+"""Weights of a size that lets a token prefer some of the others."""
+_LITE = {"q_lora_rank": None, "n_group": 1, "topk_method": "greedy"}
 _MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
 _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {**_GROUPED}),
     "qwen3": ("Qwen3", {**_GROUPED}),
     "qwen3-moe": ("Qwen3Moe", {**_GROUPED, **_MOE}),
-    "deepseek-v2": ("DeepseekV2", {**_LATENT, "topk_method": "group_limited_greedy"}),
+    "deepseek-v2": ("DeepseekV2", {**_LATENT, **_SHARP, "topk_method": "group_limited_greedy"}),
+    "deepseek-v2-lite": ("DeepseekV2", {**_LATENT, **_SHARP, **_LITE}),
     "deepseek-v3": ("DeepseekV3", {**_LATENT}),
 }
+_SMALL: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 48, "head_dim": 32, "moe_intermediate_size": 16, "q_lora_rank": 48,
+    "kv_lora_rank": 64, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32,
+}  # fmt: skip
+"""Smaller still: where a family has such a size, this one."""
 
 
-def decoder(family: str, dtype: str = "float32", layers: int = 2, seed: int = 0) -> Any:
-    """A ``transformers`` model of tiny size with random weights.
+def decoder(family: str, dtype: str = "float32", layers: int = 2, seed: int = 0, *, small: bool = False) -> Any:
+    """A ``transformers`` model of tiny size with random weights; ``small``: with heads narrower than real ones too.
 
     Raises:
         BadUsage: an unknown family, or torch and transformers are not installed.
@@ -61,7 +72,10 @@ def decoder(family: str, dtype: str = "float32", layers: int = 2, seed: int = 0)
             "torch and transformers are needed", found=str(error), hint="pip install 'kvfuse[export]'"
         ) from None
     name, sizes = _CONFIGS[family]
-    config = getattr(transformers, f"{name}Config")(**{**_COMMON, **sizes, "num_hidden_layers": layers})
+    sizes = {**_COMMON, **sizes, "num_hidden_layers": layers}
+    if small:
+        sizes |= {key: value for key, value in _SMALL.items() if sizes.get(key) is not None}
+    config = getattr(transformers, f"{name}Config")(**sizes)
     config._attn_implementation = "sdpa"
     # every expert as a batched product: the form that exporters can take
     config._experts_implementation = "batched_mm"
@@ -89,16 +103,21 @@ def export(
     layers: int = 2,
     opset: int = 18,
     seed: int = 0,
+    small: bool = False,
+    generation: bool = False,
 ) -> dict[str, Any]:
-    """Exports a decoder to ``path`` and gives one call with torch's results, keys ``in/NAME`` and ``out/NAME``.
+    """Exports a decoder to ``path`` and gives one call with torch's results, ``case0/in/NAME`` and ``case0/out/NAME``.
+
+    With ``generation`` it gives what the model generates instead, as :func:`models.greedy.record`.
 
     Raises:
         BadUsage: unknown words, or no torch.
+        ExportError: what makes the model exportable changes its results.
     """
     for word, known in ((exporter, EXPORTERS), (cache, CACHES)):
         if word not in known:
             raise BadUsage("unknown exporter or form of cache", found=word, wanted=" | ".join(known))
-    model = decoder(family, dtype, layers, seed)
+    model = decoder(family, dtype, layers, seed, small=small)
     import torch
 
     wrapped = _static(model) if cache == "static" else _growing(model)
@@ -106,6 +125,8 @@ def export(
     outputs = _output_names(cache, layers)
     with torch.no_grad():
         expected = wrapped(*(item.clone() for item in call))
+    with torch.no_grad(), exportable(model, exporter):
+        check_same(expected, wrapped(*(item.clone() for item in call)))
         arguments = tuple(item.clone() for item in call)
         how: dict[str, Any] = {"input_names": names, "output_names": outputs, "opset_version": opset}
         if exporter == "dynamo":
@@ -114,11 +135,27 @@ def export(
             spread: dict[str, Any] = {**dict(zip(names[:fixed], shapes, strict=False)), "caches": tuple(shapes[fixed:])}
             torch.onnx.export(wrapped, arguments, str(path), dynamo=True, dynamic_shapes=spread, external_data=False,
                               **how)  # fmt: skip
+            if small:
+                _forget_traces(path)
         else:
             axes = {name: _dynamic(cache, name) for name in names if _dynamic(cache, name)}
             torch.onnx.export(wrapped, arguments, str(path), dynamo=False, dynamic_axes=axes, **how)
-    record = {f"in/{name}": _array(item) for name, item in zip(names, call, strict=True)}
-    return record | {f"out/{name}": _array(item) for name, item in zip(outputs, expected, strict=True)}
+    if generation:
+        return dict(greedy.record(model))
+    record = {f"case0/in/{name}": _array(item) for name, item in zip(names, call, strict=True)}
+    return record | {f"case0/out/{name}": _array(item) for name, item in zip(outputs, expected, strict=True)}
+
+
+def _forget_traces(path: str | Path) -> None:
+    """Takes the places in Python, which ``dynamo`` writes to each node, out of a file."""
+    import onnx
+
+    model = onnx.load_model(str(path))
+    for node in model.graph.node:
+        del node.metadata_props[:]
+    for value in (*model.graph.input, *model.graph.value_info):
+        del value.metadata_props[:]
+    onnx.save_model(model, str(path))
 
 
 def _array(tensor: Any) -> Any:
@@ -244,6 +281,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--opset", type=int, default=18)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--small", action="store_true", help="narrower heads than real ones, and no stack traces")
+    parser.add_argument("--greedy", action="store_true", dest="generation", help="record a generation, not one call")
     args = parser.parse_args(argv)
     options = {key: value for key, value in vars(args).items() if key not in ("family", "output")}
     try:
@@ -252,7 +291,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     save_npz(Path(args.output).with_suffix(".npz"), record)
-    print(f"written: {args.output}, {int(np.prod(record['out/logits'].shape))} logits beside it")
+    logits = sum(int(np.prod(item.shape)) for name, item in record.items() if name.endswith("/logits"))
+    print(f"written: {args.output}, {logits} logits beside it")
     return 0
 
 

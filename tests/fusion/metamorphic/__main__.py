@@ -58,7 +58,6 @@ def cases(seed: int, count: int) -> Iterator[tuple[Base, Steps, bool]]:
     """Cases until ``count`` edits of each sort were drawn, on one base after the other, in a random order."""
     rng = random.Random(seed)
     graphs = bases()
-    graphs += 2 * [base for base in graphs if not base.name.startswith(BLOCKS)]
     left = {False: count, True: count}
     while any(number > 0 for number in left.values()):
         rng.shuffle(graphs)
