@@ -11,6 +11,8 @@ import numpy as np
 
 from ir_ops.dtypes import Array
 
+MICROSOFT = "com.microsoft"
+"""The domain of onnxruntime's own operators."""
 Attrs = Mapping[str, Any]
 Operands = Sequence["Array | None"]
 
