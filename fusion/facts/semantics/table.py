@@ -12,6 +12,8 @@ import numpy as np
 from ir_ops.dtypes import Array
 from ir_ops.errors import KvfuseError
 
+MICROSOFT = "com.microsoft"
+"""The domain of onnxruntime's own operators."""
 Attrs = Mapping[str, Any]
 Operands = Sequence["Array | None"]
 

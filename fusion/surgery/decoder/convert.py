@@ -30,6 +30,7 @@ from fusion.surgery.decoder.lengths import Retelling, alive
 from fusion.surgery.decoder.mixing import find_mixing
 from fusion.surgery.decoder.proof import Proven, prove, prove_far
 from fusion.surgery.decoder.roles import Roles, Trial, far_trial, find_roles, first_trial, trials
+from fusion.surgery.opening import open_steps
 from fusion.verification import Arrays
 from ir_ops.decode_plan import KEY, CachePort, DecodePlan
 from ir_ops.errors import BadUsage
@@ -112,12 +113,15 @@ def convert(
 
 
 def read_decoder(model: ir.Model) -> tuple[GraphView, list[Growth], Trial, Roles]:
-    """The growing caches of a model and the meaning of its inputs. Values without a type are given one.
+    """The growing caches of a model and the meaning of its inputs.
+
+    Values without a type are given one, and operators that keep caches themselves are opened.
 
     Raises:
         Refused: there is no growing cache, or the inputs are not those of a decoder.
     """
     fill_types(model.graph)
+    opened = open_steps(model)
     view = GraphView(model.graph, model.opset_imports.get("", 0))
     spines = find_spines(view)
     find_large(view, spines)
@@ -130,7 +134,7 @@ def read_decoder(model: ir.Model) -> tuple[GraphView, list[Growth], Trial, Roles
                       "one for each layer", "export with standard operators" if inside
                       else "a model with static or paged caches needs no conversion")  # fmt: skip
     first = first_trial(view, growths)
-    return view, growths, first, find_roles(view, growths, first)
+    return view, growths, first, replace(find_roles(view, growths, first), counted=opened > 0)
 
 
 def _sites(
@@ -287,7 +291,7 @@ class _Rewriting:
         self._replace(replaced)
         self._open_guards()
         positions = self._roles.positions or self._input("position_ids", ir.DataType.INT64, ["batch", "tokens"])
-        retelling = Retelling(self._view, self._trials, self._roles.ids, positions, self._emit)
+        retelling = Retelling(self._view, self._trials, self._roles, positions, self._emit)
         gone = [growth.past for growth in self._growths] + ([self._roles.padding] if self._roles.padding else [])
         retelling.retell(gone)
         retelling.tell_shapes()

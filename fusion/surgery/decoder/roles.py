@@ -34,11 +34,14 @@ class Roles:
         ids: token ids ``[B, S]``.
         positions: ``[B, S]``; None where the graph counts them from the length of the cache.
         padding: ``[B, P + S]``, 0 where a token is padding; None where the graph knows no padding.
+        counted: how much padding a sequence has is all that counts, not where: its tokens lie in front of it, in the
+            cache and in a first prompt.
     """
 
     ids: ir.Value
     positions: ir.Value | None
     padding: ir.Value | None
+    counted: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,14 +117,24 @@ def find_roles(view: GraphView, growths: Sequence[Growth], trial: Trial) -> Role
 
 
 def _looks_up(view: GraphView, value: ir.Value) -> bool:
-    """Whether ids pick rows of a float constant."""
-    for node, place in uses(value):
-        if node.op_type in ("Cast", "Identity") and _looks_up(view, node.outputs[0]):
-            return True
-        table = node.inputs[0] if node.op_type == "Gather" and place == 1 else None
-        if view.is_constant(table) and "float" in dtype_name(table) and int(view.attrs(node).get("axis", 0)) == 0:
-            return True
-    return False
+    return vocabulary(view, value) is not None
+
+
+def vocabulary(view: GraphView, ids: ir.Value) -> int | None:
+    """Rows of the table of floats that ids pick from; None where they pick from none."""
+    for node, place in uses(ids):
+        rows = None
+        if node.op_type in ("Cast", "Identity"):
+            rows = vocabulary(view, node.outputs[0])
+        elif place == 1 and node.op_type == "Gather" and int(view.attrs(node).get("axis", 0)) == 0:
+            table = view.tensor(node.inputs[0])
+            rows = table.shape.numpy()[0] if table is not None and "float" in dtype_name(node.inputs[0]) else None
+        elif place == 1 and node.op_type == "GatherBlockQuantized":
+            scales = view.tensor(node.inputs[2])
+            rows = None if scales is None else scales.shape.numpy()[0]
+        if rows is not None:
+            return int(rows)
+    return None
 
 
 def trials(view: GraphView, growths: Sequence[Growth], roles: Roles, first: Trial) -> list[Trial]:
@@ -197,6 +210,8 @@ def role_feeds(roles: Roles, trial: Trial, rng: np.random.Generator) -> tuple[Ma
     """Data of the inputs with roles, and which tokens are no padding, ``[B, P + S]`` of bool."""
     real = rng.random((trial.batch, trial.total)) < 0.7
     real[:, -1] = True
+    if roles.counted:
+        real = _in_front(trial, rng)
     if roles.padding is None:
         real[:] = True
     places = np.maximum(real.cumsum(axis=1) - 1, 0)[:, trial.past :]
@@ -206,6 +221,16 @@ def role_feeds(roles: Roles, trial: Trial, rng: np.random.Generator) -> tuple[Ma
     if roles.padding is not None:
         feeds[id(roles.padding)] = real.astype(_np(roles.padding))
     return feeds, real
+
+
+def _in_front(trial: Trial, rng: np.random.Generator) -> Array:
+    """Tokens in front of the padding: of what is cached, or of a first prompt."""
+    places = np.arange(trial.total)
+    if not trial.past:
+        found: Array = places < rng.integers(1, trial.tokens, (trial.batch, 1), endpoint=True)
+        return found
+    cached = rng.integers(0, trial.past, (trial.batch, 1), endpoint=True)
+    return (places < cached) | (places >= trial.past)
 
 
 def whole_feeds(roles: Roles, trial: Trial) -> Mapping[int, Array]:
