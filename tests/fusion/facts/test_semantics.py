@@ -286,6 +286,8 @@ def test_our_scatters_know_no_negative_index(name: str, index: Array) -> None:
         (lambda: by_table(Case("ScatterND", [real(3), ints(-4).reshape(1, 1), real(1)])), OutOfRange),
         (lambda: by_table(Case("ScatterND", [real(3), ints(0).reshape(1, 1), real(1)], {"reduction": "add"})),
          Unsupported),
+        (lambda: by_table(Case("Cast", [real(3)], {"to": -2})), Unsupported),
+        (lambda: by_table(Case("Cast", [real(3)])), Unsupported),
         (lambda: by_table(Case("Div", [ints(3), ints(0)])), Unsupported),
         (lambda: by_table(Case("Mod", [ints(3), ints(0)])), Unsupported),
         (lambda: by_table(Case("MatMulInteger", [small(2, 3), small(4, 5)])), Conflict),
