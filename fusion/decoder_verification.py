@@ -6,7 +6,7 @@ in one batch of different lengths, in chunks, then step by step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +68,7 @@ def verify_decoder(original: ModelLike, converted: ModelLike, *, seed: int = 0, 
     decoder = DecodeSession(given, max_sequences=len(LENGTHS), capacity=min(plan.capacity or 64, 64),
                             sess_options=options_for(None if isinstance(given, Path) else target.folder))  # fmt: skip
     state = _Grown(runner, view, growths, roles)
-    kept = _narrowest(target.model, plan, {str(growth.past.name): dtype_name(growth.past) for growth in growths})
+    kept = _narrowest(target.model, plan)
     records: list[Difference] = []
     for case in range(cases):
         rng = np.random.default_rng([seed, case])
@@ -109,18 +109,10 @@ def _compared(case: str, name: str, got: Array, wanted: list[Array], kept: str |
     yield compare(case, name, got, np.stack(wanted), "original", kind=kept)
 
 
-def _narrowest(model: ir.Model, plan: DecodePlan, rows: Mapping[str, str]) -> str | None:
-    """The 16-bit float type that caches keep wider rows in: as precise as logits can be. None: there is none.
-
-    Args:
-        rows: cache input -> element type of its rows in the original.
-    """
+def _narrowest(model: ir.Model, plan: DecodePlan) -> str | None:
+    """The 16-bit float type that caches keep rows in: as precise as logits can be, of whatever type. None: none."""
     caches = {port.input for port in plan.caches}
-    kinds = {
-        kind
-        for value in model.graph.inputs
-        if value.name in caches and (kind := dtype_name(value)) != rows.get(str(value.name), kind)
-    }
+    kinds = {dtype_name(value) for value in model.graph.inputs if value.name in caches}
     return next((kind for kind in ("bfloat16", "float16") if kind in kinds), None)
 
 

@@ -48,6 +48,17 @@ def layer_normalization(attrs: Attrs, x: Array, gamma: Array, beta: Array | None
     return result if beta is None else result + beta
 
 
+@computing("SkipLayerNormalization", _skip_shapes, domain=MICROSOFT)
+def skip_layer_normalization(
+    attrs: Attrs, x: Array, skip: Array, gamma: Array, beta: Array | None = None, bias: Array | None = None
+) -> Any:
+    total = x + skip if bias is None else x + skip + bias
+    y = layer_normalization({"epsilon": attrs.get("epsilon", 1e-12), **attrs}, total, gamma, beta)
+    centred = total - total.mean(axis=-1, keepdims=True)
+    square = (centred * centred).mean(axis=-1, keepdims=True)
+    return y, total.mean(axis=-1, keepdims=True), 1 / np.sqrt(square + attrs.get("epsilon", 1e-12)), total
+
+
 @computing("QuickGelu", _first_shape, domain=MICROSOFT)
 def quick_gelu(attrs: Attrs, x: Array) -> Any:
     return x / (x.dtype.type(1) + np.exp(-x * x.dtype.type(attrs.get("alpha", 1.702))))

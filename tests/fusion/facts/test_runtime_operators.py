@@ -1,4 +1,4 @@
-"""onnxruntime's own operators of which only the shape is told: it is the shape that onnxruntime gives."""
+"""onnxruntime's own operators: shapes, and results where these are told, are those that onnxruntime gives."""
 
 from __future__ import annotations
 
@@ -58,3 +58,22 @@ def test_rows_of_a_table_in_blocks(stored: int, bits: int) -> None:
 def test_rows_whose_length_is_not_certain() -> None:
     with pytest.raises(Unsupported):
         shapes("GatherBlockQuantized", {"block_size": 128, "bits": 4}, [(9, 32), (2, 3), (9, 1)])
+
+
+@pytest.mark.parametrize("given", [("gamma",), ("gamma", "beta"), ("gamma", "beta", "bias")])
+def test_residual_and_layer_norm(given: tuple[str, ...]) -> None:
+    rng = np.random.default_rng(3)
+    feeds = {name: rng.standard_normal((2, 3, 8)).astype(np.float32) for name in ("x", "skip")}
+    feeds |= {name: rng.standard_normal(8).astype(np.float32) for name in given}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, item.shape) for name, item in feeds.items()]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("y", "sum")]
+    node = helper.make_node("SkipLayerNormalization", list(feeds), ["y", "", "", "sum"], domain=MICROSOFT, epsilon=1e-5)
+    imports = [helper.make_opsetid("", 22), helper.make_opsetid(MICROSOFT, 1)]
+    model = helper.make_model(helper.make_graph([node], "one", inputs, outputs), opset_imports=imports, ir_version=10)
+    definition = lookup(MICROSOFT, "SkipLayerNormalization")
+    assert definition is not None
+    assert definition.shapes is not None
+    got = definition.run({"epsilon": 1e-5}, list(feeds.values()))
+    for mine, its in zip((got[0], got[3]), run(model, feeds), strict=True):
+        np.testing.assert_allclose(mine, its, atol=1e-5)
+    assert definition.shapes({}, list(feeds.values())) == [item.shape for item in got]

@@ -165,6 +165,8 @@ CASES = [
     Case("RotaryEmbedding", [real(2, 4, 24), real(2, 4, 2), real(2, 4, 2)],
          {"num_heads": 3, "rotary_embedding_dim": 4}, 23),
     Case("Swish", [real(4)], {"alpha": 0.5}, 24),
+    Case("Gelu", [real(3, 4)], {}, 20),
+    Case("Gelu", [real(3, 4)], {"approximate": "tanh"}, 20),
     Case("TensorScatter", [real(2, 3, 6, 4), real(2, 3, 2, 4), ints(1, 3)], {"axis": -2}, 24),
     Case("TensorScatter", [real(2, 5, 4), real(2, 2, 4), ints(4, 1)], {"mode": "circular"}, 24),
 ]  # fmt: skip

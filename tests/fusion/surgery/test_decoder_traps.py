@@ -128,6 +128,13 @@ def heads_repeated_inside(e: Edit) -> None:
     e.swap("_unsafe_view_1", "present.0.value")
 
 
+def attention_of_a_runtime(e: Edit) -> None:
+    node = e.maker("scaled_dot_product_attention")
+    node.op_type, node.domain = "MultiHeadAttention", "com.microsoft"
+    del node.attribute[:]
+    e.model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+
+
 def causal_inside(e: Edit) -> None:
     node = e.maker("scaled_dot_product_attention")
     node.input.pop()
@@ -380,6 +387,7 @@ REFUSED: dict[str, tuple[Builder, str]] = {
     "a sink": (attention_sink, "."),
     "value heads in another order": (value_heads_permuted, "rows of growing caches"),
     "heads repeated as a whole": (tiled_heads, "rows of growing caches"),
+    "a runtime's attention": (attention_of_a_runtime, "found com.microsoft.MultiHeadAttention, wanted softmax"),
     "a causal operator": (causal_inside, "sees all"),
     "operands of three axes": (three_axes, "another form"),
     "past read elsewhere": (past_read_elsewhere, "ReduceMean"),
