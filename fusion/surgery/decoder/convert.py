@@ -27,9 +27,10 @@ from fusion.surgery.decoder.attend import attend
 from fusion.surgery.decoder.calibrate import Measured, measure
 from fusion.surgery.decoder.layout import Cached, NewInputs, Pages, cache_input, rows_of, write
 from fusion.surgery.decoder.lengths import Retelling, alive
+from fusion.surgery.decoder.meaning import find_roles
 from fusion.surgery.decoder.mixing import find_mixing
 from fusion.surgery.decoder.proof import Proven, prove, prove_far
-from fusion.surgery.decoder.roles import Roles, Trial, far_trial, find_roles, first_trial, trials
+from fusion.surgery.decoder.roles import Roles, Trial, far_trial, first_trial, trials
 from fusion.verification import Arrays
 from ir_ops.decode_plan import KEY, CachePort, DecodePlan
 from ir_ops.errors import BadUsage
@@ -275,7 +276,8 @@ class _Rewriting:
 
     def run(self, logits: ir.Value, contiguous: bool, block_size: int, capacity: int) -> Conversion:
         graph = self._model.graph
-        mixing = find_mixing(self._view, graph, self._trials)
+        given = [value for value in (self._roles.ids, self._roles.positions) if value is not None]
+        mixing = find_mixing(self._view, graph, self._trials, given)
         new = self._new_inputs()
         pages = self._pages(block_size, contiguous)
         ports: list[CachePort] = []

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from numpy.typing import DTypeLike
 
 from fusion.candidate import Refused
-from fusion.facts.graph import GraphView, dims_of, dtype_name, uses
+from fusion.facts.graph import GraphView, dims_of, dtype_name
 from fusion.facts.growth import Growth
 from fusion.facts.probe import Numbers, Probe, symbol_name
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
@@ -84,44 +84,6 @@ def _equally_long(growths: Sequence[Growth], probe: Probe) -> Sizes | None:
         return None
     wanted = {symbol_name(past, 2, dim): shape[2] for past, dim in dims if not isinstance(dim, int)}
     return probe.sizes.resized(wanted)
-
-
-def find_roles(view: GraphView, growths: Sequence[Growth], trial: Trial) -> Roles:
-    """Roles by shape and use.
-
-    Raises:
-        Refused: there are no token ids, or two inputs fit one role.
-    """
-    caches = {id(growth.past) for growth in growths}
-    found: dict[str, list[ir.Value]] = {"ids": [], "positions": [], "padding": []}
-    for value in view.graph.inputs:
-        shape = trial.probe.shape(value)
-        if id(value) in caches or view.is_constant(value) or shape is None:
-            continue
-        if shape == (trial.batch, trial.tokens) and dtype_name(value) in ("int64", "int32"):
-            found["ids" if _looks_up(view, value) else "positions"].append(value)
-        elif len(shape) == 2 and any(True for _ in uses(value)):  # its length is not tied to the cache's in all graphs
-            found["padding"].append(value)
-    for role, values in found.items():
-        if len(values) > 1:
-            names = " and ".join(str(value.name) for value in values)
-            raise Refused("decode-inputs", f"one input for {role}", names, "one")
-    if not found["ids"]:
-        raise Refused("decode-inputs", "token ids [B, S] that pick rows of an embedding", "none", "an input for ids")
-    one = {role: values[0] if values else None for role, values in found.items()}
-    assert one["ids"] is not None
-    return Roles(one["ids"], one["positions"], one["padding"])
-
-
-def _looks_up(view: GraphView, value: ir.Value) -> bool:
-    """Whether ids pick rows of a float constant."""
-    for node, place in uses(value):
-        if node.op_type in ("Cast", "Identity") and _looks_up(view, node.outputs[0]):
-            return True
-        table = node.inputs[0] if node.op_type == "Gather" and place == 1 else None
-        if view.is_constant(table) and "float" in dtype_name(table) and int(view.attrs(node).get("axis", 0)) == 0:
-            return True
-    return False
 
 
 def trials(view: GraphView, growths: Sequence[Growth], roles: Roles, first: Trial) -> list[Trial]:
