@@ -13,15 +13,16 @@ from benchmarks.decode_graphs import (
     Decoder,
     Running,
     State,
+    converted,
     deepseek,
     group_query,
-    group_query_graph,
     grown,
     in_place,
     prompt,
     qwen,
     state,
 )  # fmt: skip
+from benchmarks.genai_graph import genai_graph
 from benchmarks.timing import interleaved, table
 from ir_ops.dtypes import Array
 from ir_ops.errors import KvfuseError
@@ -37,6 +38,10 @@ TOLERANCE = 2e-3
 CAPACITY_BOUND = 1.02
 NARROW_BOUNDS = {(4096, 1): 0.78, (8192, 1): 0.70, (8192, 4): 0.52}
 """Of float16 caches under float32 arithmetic, by context and batch."""
+INT4_BOUNDS = {(1024, 1): 0.85, (4096, 1): 0.60}
+"""The same beside weights of int4."""
+INT4_TOLERANCE = 0.2
+"""Of logits where activations are rounded to 8 bits: the last bit decides between two steps, product by product."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +71,8 @@ def run(argv: Sequence[str] = ()) -> str:
     threads = _number(argv, "--threads", 1)
     gqa = Decoder(qwen(_number(argv, "--layers", 8), small), threads)
     mla = Decoder(deepseek(_number(argv, "--layers", 4), small), threads)
-    parts = [grouped(gqa, work), latent(mla, work), capacities((gqa, mla), work), prompts(gqa, mla, work),
-             decode_cache_size.run(argv)]  # fmt: skip
+    parts = [grouped(gqa, work), int4(gqa, work), latent(mla, work), capacities((gqa, mla), work),
+             prompts(gqa, mla, work), decode_cache_size.run(argv)]  # fmt: skip
     return "\n\n".join(parts)
 
 
@@ -80,13 +85,13 @@ def _room(context: int, work: Effort) -> int:
     return -(-(context + 2 * work.rounds + EXPORT_ROUNDS + 8) // 128) * 128
 
 
-def measure(variants: dict[str, Running], rounds: int) -> dict[str, float]:
+def measure(variants: dict[str, Running], rounds: int, tolerance: float = TOLERANCE) -> dict[str, float]:
     """Seconds of a step, ``export`` (which takes long) in fewer rounds, but in turns with the others too.
 
     Raises:
         KvfuseError: their logits differ.
     """
-    _agree({name: running.logits() for name, running in variants.items()})
+    _agree({name: running.logits() for name, running in variants.items()}, tolerance)
     steps = {name: running.step for name, running in variants.items()}
     export = steps.pop("export", None)
     times = interleaved(steps, seconds=0, rounds=rounds)
@@ -96,11 +101,11 @@ def measure(variants: dict[str, Running], rounds: int) -> dict[str, float]:
     return times
 
 
-def _agree(found: dict[str, Array]) -> None:
+def _agree(found: dict[str, Array], tolerance: float) -> None:
     (first, wanted), *others = found.items()
     for name, logits in others:
         off = float(np.abs(logits - wanted).max() / np.abs(wanted).max())
-        if not off <= TOLERANCE:
+        if not off <= tolerance:
             raise KvfuseError("two decoders differ", where=f"{name}, {first}", found=f"logits {off:.1e} apart")
 
 
@@ -108,11 +113,11 @@ def grouped(decoder: Decoder, work: Effort) -> str:
     """Qwen3: paged and contiguous caches, and the export, over the graph with GroupQueryAttention."""
     export = decoder.open(decoder.export)
     paged, narrow = decoder.converted("auto"), decoder.converted("auto", kv_dtype="float16")
+    other = decoder.open(genai_graph(decoder, _room(max(work.contexts), work)))
     rows = []
     for context in work.contexts:
         room = _room(context, work)
         contiguous = decoder.converted("contiguous", room)
-        other = decoder.open(group_query_graph(decoder, room))
         for batch in work.batches:
             now = state(decoder, batch, context)
             gqa = {"gqa": group_query(other, now, room)}
@@ -134,6 +139,38 @@ def grouped(decoder: Decoder, work: Effort) -> str:
             ])  # fmt: skip
     head = [f"{_name(decoder)}: step / GroupQueryAttention", "GQA ms", "paged", "contiguous", "limit",
             "paged f16", "limit", "paged/contiguous", "limit", "export/paged", "least"]  # fmt: skip
+    return table(head, rows)
+
+
+def int4(decoder: Decoder, work: Effort) -> str:
+    """Qwen3 with weights of int4 as onnxruntime's generator has it: converted, over the graph as it is.
+
+    Raises:
+        KvfuseError: their logits differ, compared closely where activations are not rounded.
+    """
+    length = _room(max(work.contexts), work)
+    exact, short = genai_graph(decoder, length, int4=True, rounded=False), work.contexts[0]
+    now = state(decoder, 1, short)
+    _agree({
+        "gqa": group_query(decoder.open(exact), now, _room(short, work)).logits(),
+        "int4": in_place(decoder, converted(exact, "auto"), now, _room(short, work)).logits(),
+    }, TOLERANCE)  # fmt: skip
+    model = genai_graph(decoder, length, int4=True)
+    other, caches = decoder.open(model), {"float32": None, "float16": "float16"}
+    ours = {name: converted(model, "auto", kv_dtype=kind) for name, kind in caches.items()}
+    rows = []
+    for context in work.contexts:
+        room = _room(context, work)
+        for batch in work.batches:
+            now = state(decoder, batch, context)
+            variants = {name: in_place(decoder, own, now, room) for name, own in ours.items()}
+            times = measure({"gqa": group_query(other, now, room)} | variants, work.rounds, INT4_TOLERANCE)
+            bound = INT4_BOUNDS.get((context, batch))
+            rows.append([
+                _label(context, batch), f"{times['gqa'] * 1e3:.1f}", f"{times['float32'] / times['gqa']:.2f}",
+                f"{times['float16'] / times['gqa']:.2f}", "-" if bound is None else f"{bound:.2f}",
+            ])  # fmt: skip
+    head = [f"{_name(decoder)}, int4: step / GroupQueryAttention", "GQA ms", "paged", "paged f16", "limit"]
     return table(head, rows)
 
 
@@ -160,7 +197,7 @@ def prompts(gqa: Decoder, mla: Decoder, work: Effort) -> str:
     for tokens in work.prompts:
         now, room = state(gqa, 1, 0, tokens), -(-tokens // 128) * 128
         variants = {
-            "gqa": group_query(gqa.open(group_query_graph(gqa, room)), now, room),
+            "gqa": group_query(gqa.open(genai_graph(gqa, room)), now, room),
             "paged": prompt(gqa, gqa.converted("auto"), now, room),
         }
         times = measure(variants, work.rounds // 2)

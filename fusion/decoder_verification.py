@@ -6,7 +6,8 @@ in one batch of different lengths, in chunks, then step by step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -15,19 +16,22 @@ from onnx_ir.passes.common import InlinePass
 
 from fusion.candidate import Refused
 from fusion.compare import compare
-from fusion.facts.graph import GraphView, dtype_name, uses
+from fusion.facts.graph import GraphView, dims_of, dtype_name
 from fusion.facts.growth import Growth
 from fusion.model_io import ModelLike, load, to_proto
 from fusion.result import Difference, VerifyResult
-from fusion.runtime import Runner, open_model
+from fusion.runtime import Runner, open_model, options_for
 from fusion.surgery.decoder.convert import read_decoder
+from fusion.surgery.decoder.meaning import vocabulary
 from fusion.surgery.decoder.roles import Roles
 from ir_ops.decode_plan import KEY, DecodePlan, read_plan
-from ir_ops.dtypes import Array, by_name
+from ir_ops.dtypes import Array
 from ir_ops.errors import BadInput
 
 LENGTHS, STEPS, CHUNK = (5, 1, 11), 3, 4
 """Tokens of the prompts, single tokens after them, and most tokens in one run."""
+_FLOAT32, _INT8 = 1, 4
+"""Accuracy levels of MatMulNBits: what it multiplies the weights' numbers with."""
 
 
 def is_decoder(model: ir.Model) -> bool:
@@ -49,8 +53,9 @@ def verify_decoder(original: ModelLike, converted: ModelLike, *, seed: int = 0, 
     """
     from custom_ort import DecodeSession
 
-    source = load(original)
-    runner = open_model(original if source.path is not None else to_proto(source.model), kernels=False,
+    source, target = load(original), load(converted)
+    as_they_are = not (_unquantised(source.model) | _unquantised(target.model))
+    runner = open_model(original if source.path is not None and as_they_are else to_proto(source.model), kernels=False,
                         folder=source.folder, bf16="round")  # fmt: skip
     InlinePass()(source.model)
     try:
@@ -59,12 +64,12 @@ def verify_decoder(original: ModelLike, converted: ModelLike, *, seed: int = 0, 
         raise BadInput(
             "the original is no decoder with growing caches", found=f"{refused.fact}: {refused.found}"
         ) from None
-    target = load(converted)
     plan = read_plan(target.model.metadata_props, "the converted model")
-    given = target.path if target.path is not None else to_proto(target.model)
-    decoder = DecodeSession(given, max_sequences=len(LENGTHS), capacity=min(plan.capacity or 64, 64))
+    given = target.path if target.path is not None and as_they_are else to_proto(target.model)
+    decoder = DecodeSession(given, max_sequences=len(LENGTHS), capacity=min(plan.capacity or 64, 64),
+                            sess_options=options_for(None if isinstance(given, Path) else target.folder))  # fmt: skip
     state = _Grown(runner, view, growths, roles)
-    kept = _narrowest(target.model, plan, {str(growth.past.name): dtype_name(growth.past) for growth in growths})
+    kept = _narrowest(target.model, plan)
     records: list[Difference] = []
     for case in range(cases):
         rng = np.random.default_rng([seed, case])
@@ -80,28 +85,35 @@ def verify_decoder(original: ModelLike, converted: ModelLike, *, seed: int = 0, 
             records += _compared(f"case{case} step{step}", plan.logits, logits, wanted, kept)
         for sequence in sequences:
             decoder.free(sequence)
-    return VerifyResult(records, _HOW)
+    return VerifyResult(records, _HOW if as_they_are else _HOW + _WIDE)
 
 
 _HOW = "the export one sequence at a time with its growing caches, the converted decoder as a batch in chunks and steps"
+_WIDE = "; MatMulNBits takes the activations as they are, without rounding them to 8 bits, in both"
+
+
+def _unquantised(model: ir.Model) -> bool:
+    """Lets MatMulNBits take activations as they are; whether one of them would have rounded them to 8 bits.
+
+    Where two right spellings differ in the last bit, a rounded activation may be another step: that says nothing.
+    """
+    found = False
+    for node in model.graph.all_nodes():
+        level = node.attributes.get("accuracy_level") if node.op_type == "MatMulNBits" else None
+        if level is not None and level.as_int() == _INT8:
+            node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", _FLOAT32)
+            found = True
+    return found
 
 
 def _compared(case: str, name: str, got: Array, wanted: list[Array], kept: str | None) -> Iterator[Difference]:
     yield compare(case, name, got, np.stack(wanted), "original", kind=kept)
 
 
-def _narrowest(model: ir.Model, plan: DecodePlan, rows: Mapping[str, str]) -> str | None:
-    """The 16-bit float type that caches keep wider rows in: as precise as logits can be. None: there is none.
-
-    Args:
-        rows: cache input -> element type of its rows in the original.
-    """
+def _narrowest(model: ir.Model, plan: DecodePlan) -> str | None:
+    """The 16-bit float type that caches keep rows in: as precise as logits can be, of whatever type. None: none."""
     caches = {port.input for port in plan.caches}
-    kinds = {
-        kind
-        for value in model.graph.inputs
-        if value.name in caches and (kind := dtype_name(value)) != rows.get(str(value.name), kind)
-    }
+    kinds = {dtype_name(value) for value in model.graph.inputs if value.name in caches}
     return next((kind for kind in ("bfloat16", "float16") if kind in kinds), None)
 
 
@@ -110,7 +122,9 @@ class _Grown:
 
     def __init__(self, runner: Runner, view: GraphView, growths: list[Growth], roles: Roles) -> None:
         self.runner, self.growths, self.roles = runner, growths, roles
-        self.vocabulary = _vocabulary(view, roles.ids)
+        rows = vocabulary(view, roles.ids)
+        assert rows is not None, "that ids pick rows of a table is how they are found"
+        self.vocabulary = rows
 
     def new(self) -> _Sequence:
         return _Sequence(self)
@@ -124,7 +138,7 @@ class _Sequence:
         self._caches: dict[str, Array] = {}
         for growth in decoder.growths:
             name = str(growth.past.name)
-            dims = [size if isinstance(size, int) else 0 for size in decoder.runner.shapes[name]]
+            dims = [size if isinstance(size, int) else 0 for size in dims_of(growth.past) or ()]
             kind = decoder.runner.types[name].np
             self._caches[name] = np.zeros((1, dims[1], 0, dims[3]), kind)
 
@@ -151,14 +165,3 @@ def _np(runner: Runner, name: str) -> DTypeLike:
     kind = runner.types[name].np
     assert kind is not None
     return kind
-
-
-def _vocabulary(view: GraphView, ids: ir.Value) -> int:
-    """Rows of the table that ids pick from."""
-    for node, place in uses(ids):
-        if node.op_type in ("Cast", "Identity"):
-            return _vocabulary(view, node.outputs[0])
-        table = view.tensor(node.inputs[0]) if node.op_type == "Gather" and place == 1 else None
-        if table is not None and by_name(dtype_name(node.inputs[0])).is_float:
-            return int(table.shape.numpy()[0])
-    raise BadInput("ids pick rows of no table", found=str(ids.name))

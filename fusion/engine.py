@@ -164,7 +164,7 @@ class _Search:
                 error.what,
                 error.found,
                 error.wanted,
-                "report this graph: facts and numbers disagree",
+                error.hint or "report this graph: facts and numbers disagree",
             )
         else:
             return proof

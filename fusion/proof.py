@@ -91,7 +91,7 @@ class Prover:
             self._try_ones(candidate)
         except Disproved:
             raise
-        except (Unsupported, OutOfRange, Conflict, KvfuseError, ValueError, IndexError, TypeError) as error:
+        except (Unsupported, OutOfRange, Conflict, KvfuseError, ValueError, LookupError, TypeError) as error:
             raise Disproved("the match cannot be evaluated", where=candidate.place, found=str(error)) from None
         text = f"in {own} at most {own_worst:.2g} of the largest value apart"
         return Proof(cases, worst, WIDE_BOUND + candidate.slack, "float64", None, text)
@@ -113,9 +113,12 @@ class Prover:
                 try:
                     if self._takes(candidate, probe, feeds):
                         self._compare(candidate, probe, feeds, wide=True)
-                except Disproved:
-                    raise
-                except (Unsupported, OutOfRange, Conflict, KvfuseError, ValueError, IndexError, TypeError):
+                except Disproved as error:
+                    raise Disproved(
+                        f"{error.what} where the graph broadcasts a size of 1", where=error.where, found=error.found,
+                        wanted=error.wanted, hint="give both dims one name, or a number, if they are always the same",
+                    ) from None  # fmt: skip
+                except (Unsupported, OutOfRange, Conflict, KvfuseError, ValueError, LookupError, TypeError):
                     continue  # the operator stops with a message
         del self._shapes[cases:]
 
@@ -141,7 +144,7 @@ class Prover:
             old = Evaluation(self.view, probe, given, True, candidate.reduction)
             for before, _ in candidate.replaced:
                 old.value(before)
-        except (Unsupported, OutOfRange, Conflict, ValueError, IndexError):
+        except (Unsupported, OutOfRange, Conflict, ValueError, LookupError):
             return []
         return [(probe, feeds)]
 

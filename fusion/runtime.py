@@ -143,11 +143,21 @@ def _refused(where: str, error: Exception) -> BadModel:
     return BadModel("ONNX Runtime does not load the model", where=where, found=found, hint=hint)
 
 
-def _session(model: ModelLike, kernels: bool, folder: Path | None) -> Any:
+def options_for(folder: Path | None) -> Any:
+    """Quiet ``onnxruntime.SessionOptions`` for a model from memory whose external weights lie in ``folder``."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _SILENT
+    if folder is not None:
+        options.add_session_config_entry(_EXTERNAL_FOLDER, str(folder))
+    return options
+
+
+def _session(model: ModelLike, kernels: bool, folder: Path | None) -> Any:
+    import onnxruntime
+
+    options = options_for(None if isinstance(model, (str, os.PathLike)) else folder)
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if kernels:
         import custom_ort
@@ -155,8 +165,6 @@ def _session(model: ModelLike, kernels: bool, folder: Path | None) -> Any:
         custom_ort.register(options)
     if isinstance(model, (str, os.PathLike)):
         return onnxruntime.InferenceSession(os.fspath(model), options, providers=["CPUExecutionProvider"])
-    if folder is not None:
-        options.add_session_config_entry(_EXTERNAL_FOLDER, str(folder))
     content = _proto(model).SerializeToString()
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 

@@ -29,6 +29,9 @@ BUDGET = 2
 """Products by numbers in front of an operand."""
 DEPTH = 12
 """Nodes between a product and the softmax."""
+_JOINING = ("Mul", "Div", "Add", "Sub", "Max", "Min", "Where")
+_PASSED = (*_JOINING, "Cast", "Identity")
+"""What may stand between them."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ class AttentionReader:
         chain = self._up(inner, DEPTH)
         product = None if chain is None else chain.start.producer()
         if chain is None or product is None:
-            return NoAttention(node, "scaled and masked products of queries and keys", "no product in front of it")
+            return NoAttention(node, "scaled and masked products of queries and keys", self._in_the_way(inner))
         query, key_side = product.inputs
         out = self._down(node.outputs[0], DEPTH, chain.masks)
         if out is None:
@@ -184,7 +187,7 @@ class AttentionReader:
             return None
         if node.op_type in ("Cast", "Identity"):
             return self._up(first, depth - 1)
-        if node.op_type in ("Mul", "Div", "Add", "Sub", "Max", "Min", "Where"):
+        if node.op_type in _JOINING:
             sides = node.inputs[1:] if node.op_type == "Where" else node.inputs
             for place, side in enumerate(sides):
                 chain = None if side is None or self._view.is_constant(side) else self._up(side, depth - 1)
@@ -194,6 +197,18 @@ class AttentionReader:
                     chain.masks += [item for item in others if item is not None and not self._view.is_constant(item)]
                     return chain
         return None
+
+    def _in_the_way(self, value: ir.Value) -> str:
+        """What a way up from the softmax ends at."""
+        node: ir.Node | None = value.producer()
+        for _ in range(DEPTH):
+            if node is None or node.op_type not in _PASSED:
+                break
+            sides = node.inputs[1:] if node.op_type == "Where" else node.inputs
+            makers = [side.producer() for side in sides if side is not None and not self._view.is_constant(side)]
+            node = next((maker for maker in makers if maker is not None), None)
+        found = "no product" if node is None or node.op_type in (*_PASSED, "MatMul") else node.op_type
+        return f"{found} in front of it"
 
     def _reads_cache(self, value: ir.Value | None) -> bool:
         """Whether a value comes from a growing cache within a few nodes."""

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fusion.facts.graph import GraphView
+from fusion.facts.graph import GraphView, uses
+from fusion.facts.semantics import lookup
 from fusion.facts.spine import Spine
+from ir_ops.ops import DOMAIN
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,19 @@ def kept_inside(view: GraphView) -> list[ir.Value]:
         if any(item is not None and item.is_graph_input() and len(item.shape or ()) == 4 for item in node.inputs):
             found.append(out)
     return found
+
+
+def unknown_reader(growth: Growth) -> ir.Node | None:
+    """The first operator behind a growing cache of which nothing is known; None where all are known."""
+    pending, seen = [growth.joined], {id(growth.joined)}
+    while pending:
+        for node, _ in uses(pending.pop(0)):
+            if lookup(node.domain, node.op_type) is None and node.domain != DOMAIN:
+                return node
+            fresh = [item for item in node.outputs if id(item) not in seen]
+            seen |= {id(item) for item in fresh}
+            pending += fresh
+    return None
 
 
 def find_growths(view: GraphView, spines: list[Spine]) -> list[Growth]:

@@ -237,7 +237,8 @@ class Probe:
         try:
             if self._computable(node, operands):
                 arrays = [None if item is None else _stand_in(item) for item in operands]
-                results = definition.run(attrs, arrays)
+                with np.errstate(all="ignore"):
+                    results = definition.run(attrs, arrays)
                 return self._pad(node, [Known(item.shape, item, taint) for item in map(np.asarray, results)])
             return self._pad(node, self._shapes_only(node, definition, operands, taint))
         except OutOfRange as error:

@@ -83,7 +83,7 @@ def _start_sizes(view: GraphView, sizes: Sizes, near: frozenset[int]) -> Sizes:
         if not isinstance(dim, int)
     }
     roles: dict[Hashable, str] = {}
-    for value in sorted(view.graph.inputs, key=lambda item: id(item) not in near):
+    for value in sorted(view.graph.inputs, key=lambda item: (id(item) not in near, -_tokens_dims(view, item))):
         dims = dims_of(value) or ()
         form = (dtype_name(value), tuple(dim if isinstance(dim, int) else None for dim in dims))
         for axis, dim in enumerate(dims):
@@ -96,6 +96,11 @@ def _start_sizes(view: GraphView, sizes: Sizes, near: frozenset[int]) -> Sizes:
             large = own and (axis > 0 or (len(dims) == 3 and None not in form[1][1:]))
             sizes.add(symbol, large=large, like=like if like != symbol else "")
     return sizes
+
+
+def _tokens_dims(view: GraphView, value: ir.Value) -> int:
+    """Open dims of an input that is no cache. Batch and tokens of rows come before what is their product."""
+    return 0 if id(value) in view.caches else sum(not isinstance(dim, int) for dim in dims_of(value) or ())
 
 
 def inputs_behind(view: GraphView, value: ir.Value) -> frozenset[int]:

@@ -139,7 +139,7 @@ def _summed_product(view: GraphView, node: ir.Node, left: int, right: int) -> li
     axes = axes_of(attrs, None if operand is None else view.constant(view.root(operand)), rank)
     if axes is None or len(axes) != 1:
         return []
-    kept = NO_AXIS if attrs.get("keepdims", 1) else ""
+    kept = NO_AXIS if attrs.get("keepdims", 1) == 1 else ""
     out = letters[: axes[0]] + kept + letters[axes[0] + 1 :]
     return [(total.outputs[0], (letters[rank - left :], letters[rank - right :], out))]
 

@@ -22,6 +22,7 @@ from fusion.rules._kv_frame import Inputs
 from fusion.rules._kv_site import build
 from fusion.rules._latent_rows import partner_of
 from fusion.rules._norm_rows import gamma_columns, through_norm
+from fusion.surgery.opening import OPENERS
 from ir_ops.ops import OPS
 
 OP = "KvRmsNormRopeCache"
@@ -88,9 +89,11 @@ def _inside(facts: Facts, out: ir.Value) -> Refusal:
     assert node is not None
     found = f"{node.op_type}, which appends to its past and attends in one operator"
     layer = facts.view.layer_of(out)
+    known = (node.domain, node.op_type) in OPENERS
     return Refusal(
         "cache-in-operator", facts.view.place(out, layer), layer, OP, f"{out.name} is written by the graph", found,
-        "rows written at slot numbers", "export with standard operators",
+        "rows written at slot numbers",
+        "fuse with --cache auto, which takes the operator apart" if known else "export with standard operators",
     )  # fmt: skip
 
 

@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import benchmarks
+import custom_ort
 from benchmarks import (
     attention,
     decode,
     decode_cache_size,
     decode_graphs,
     dequant_graphs,
+    genai_graph,
     kernel_rows,
     kv_graphs,
     mla_prolog,
@@ -153,10 +156,32 @@ def test_decode_benchmark_compares_whole_decoders(capsys: pytest.CaptureFixture[
     assert benchmarks.main(["decode", "--quick", "--small", "--layers", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(",")[0] for line in lines if "-- " not in line and line] == [
-        "qwen3", "128 tokens", "128 tokens", "deepseek_v3", "128 tokens", "128 tokens",
+        "qwen3", "128 tokens", "128 tokens", "qwen3", "128 tokens", "128 tokens",
+        "deepseek_v3", "128 tokens", "128 tokens",
         "capacity 8x / 1x", "qwen3", "qwen3", "deepseek_v3", "prefill", "qwen3", "deepseek_v3",
     ]  # fmt: skip
-    assert all("x" in line for line in lines if line.startswith("128"))
+    assert sum("x" in line for line in lines if line.startswith("128")) == 4
+    assert any("int4: step / GroupQueryAttention" in line for line in lines)
+
+
+def test_weights_of_int4_are_what_the_runtime_multiplies_with() -> None:
+    """The nearest of 15 numbers for each weight, in the order of MatMulNBits; a last block may be short."""
+    rng = np.random.default_rng(0)
+    weight, x = (rng.standard_normal(shape).astype(np.float32) for shape in ((80, 6), (3, 80)))
+    numbers, scales = genai_graph.quantised(weight)
+    apart = np.stack([numbers & 15, numbers >> 4], axis=-1).reshape(6, 3, genai_graph.BLOCK).astype(np.float32) - 8
+    stored = (apart * scales[..., None]).reshape(6, -1)[:, :80].T
+    assert np.abs(stored - weight).max() <= scales.max() / 2 + 1e-6
+    node = helper.make_node("MatMulNBits", ["x", "numbers", "scales"], ["y"], domain="com.microsoft", K=80, N=6, bits=4,
+                            block_size=genai_graph.BLOCK, accuracy_level=1)  # fmt: skip
+    graph = helper.make_graph(
+        [node], "one", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 80])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, 6])],
+        [numpy_helper.from_array(numbers, "numbers"), numpy_helper.from_array(scales, "scales")],
+    )  # fmt: skip
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    session = custom_ort.session(helper.make_model(graph, opset_imports=imports, ir_version=10))
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], x @ stored, atol=1e-4)
 
 
 def test_decoders_that_differ_are_not_compared() -> None:

@@ -64,7 +64,17 @@ def another_order(model: onnx.ModelProto, rng: random.Random) -> None:
     model.graph.node.extend(ordered)
 
 
-KEEPING: list[Edit] = [identities, commuted, without_value_info, own_names, unnamed, another_order]
+def declared_in_another_order(model: onnx.ModelProto, rng: random.Random) -> None:
+    """Inputs and outputs come in another order: callers name them."""
+    for entries in (model.graph.input, model.graph.output):
+        shuffled = rng.sample(list(entries), len(entries))
+        del entries[:]
+        entries.extend(shuffled)
+
+
+KEEPING: list[Edit] = [
+    identities, commuted, without_value_info, own_names, unnamed, another_order, declared_in_another_order,
+]  # fmt: skip
 
 
 def deleted(model: onnx.ModelProto, rng: random.Random) -> None:

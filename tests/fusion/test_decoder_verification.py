@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 import fusion
 from ir_ops.errors import BadInput, BadUsage
@@ -27,6 +27,16 @@ def test_equal_logits_are_equal(decoder: Path) -> None:
     assert result.ok
     assert len(result.differences) == 2 * 4
     assert "one sequence at a time" in result.how
+
+
+def test_wide_logits_of_narrow_caches_are_as_precise_as_these() -> None:
+    model = onnx.load(DATA / "graphs" / "qwen3_dynamo23_bf16_dyncache.onnx")
+    model.graph.node[-1].output[0] = "narrow"
+    model.graph.node.append(helper.make_node("Cast", ["narrow"], ["logits"], to=TensorProto.FLOAT))
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
+    result = fusion.verify(model, fusion.fuse(model, cache="auto", block_size=16).model, cases=1)
+    assert result.ok
+    assert {item.dtype for item in result.differences} == {"bfloat16"}
 
 
 def test_another_weight_is_noticed(decoder: Path) -> None:

@@ -99,8 +99,17 @@ def test_attention_that_keeps_its_caches_is_told_as_the_reason() -> None:
     refusals = [item for item in fusion.explain(path).refusals if item.code == "cache-in-operator"]
     assert [item.fact.split()[0] for item in refusals] == ["present.0.key", "present.0.value"]
     assert all(item.found.startswith("GroupQueryAttention") for item in refusals)
-    with pytest.raises(BadModel, match="GroupQueryAttention, which keeps its caches itself"):
-        fusion.fuse(path, cache="auto")
+    assert {item.suggestion for item in refusals} == {"fuse with --cache auto, which takes the operator apart"}
+
+
+def test_attention_that_is_not_taken_apart_is_told_as_the_reason() -> None:
+    model = onnx.load_model(DATA / "graphs" / "qwen3_genai_int4.onnx")
+    node = next(node for node in model.graph.node if node.op_type == "GroupQueryAttention")
+    node.op_type = "MultiHeadAttention"
+    suggestions = {item.suggestion for item in fusion.explain(model).refusals if item.code == "cache-in-operator"}
+    assert suggestions == {"export with standard operators"}
+    with pytest.raises(BadModel, match="MultiHeadAttention, which keeps its caches itself"):
+        fusion.fuse(model, cache="auto")
 
 
 def test_caches_of_one_length_may_have_dims_of_other_names() -> None:

@@ -167,6 +167,9 @@ def test_a_batch_of_one_that_is_written_at_the_slots_of_several_is_no_scatter_of
     alone = fusion.fuse(model_of("hand_kvrrc_norm_dynamo18_fp16"), only=SCATTERS)
     assert not alone.sites
     assert {(refusal.rule, refusal.code) for refusal in alone.refusals} == {("ScatterNdUpdate", "proof-failed")}
+    assert {refusal.suggestion for refusal in alone.refusals} == {
+        "give both dims one name, or a number, if they are always the same"
+    }
 
 
 def test_parameters_are_taken_over_unchanged() -> None:

@@ -44,6 +44,11 @@ _BINARY: dict[str, Callable[[Array, Array], Any]] = {
     "BitwiseAnd": np.bitwise_and, "BitwiseOr": np.bitwise_or, "BitwiseXor": np.bitwise_xor,
 }  # fmt: skip
 
+
+def _erf(x: Array) -> Array:
+    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype))
+
+
 _UNARY: dict[str, Callable[[Array], Any]] = {
     "Neg": np.negative, "Abs": np.abs, "Sqrt": np.sqrt, "Exp": np.exp, "Log": np.log, "Cos": np.cos, "Sin": np.sin,
     "Tanh": np.tanh, "Floor": np.floor, "Ceil": np.ceil, "Round": np.rint, "Sign": np.sign, "Not": np.logical_not,
@@ -51,7 +56,7 @@ _UNARY: dict[str, Callable[[Array], Any]] = {
     "Reciprocal": lambda x: x.dtype.type(1) / x,
     "Sigmoid": lambda x: x.dtype.type(1) / (x.dtype.type(1) + np.exp(-x)),
     "Relu": lambda x: np.maximum(x, x.dtype.type(0)),
-    "Erf": lambda x: np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype),
+    "Erf": _erf,
     "Softplus": lambda x: np.log1p(np.exp(x)),
 }  # fmt: skip
 
@@ -66,6 +71,16 @@ def pow_(attrs: Attrs, x: Array, y: Array) -> Array:
     if _is_int(x):
         return np.power(x.astype(np.float64), y.astype(np.float64)).astype(x.dtype)
     return np.asarray(np.power(x, y.astype(x.dtype)))
+
+
+@elementwise("Gelu")
+def gelu(attrs: Attrs, x: Array) -> Any:
+    """``x * P(normal < x)``, or what its attribute puts in place of it."""
+    half = x.dtype.type(0.5)
+    if attrs.get("approximate", "none") == "tanh":
+        inner = x.dtype.type(math.sqrt(2 / math.pi)) * (x + x.dtype.type(0.044715) * x * x * x)
+        return half * x * (1 + np.tanh(inner))
+    return half * x * (1 + _erf(x / x.dtype.type(math.sqrt(2))))
 
 
 @elementwise("Swish")

@@ -14,6 +14,7 @@ from fusion.facts.semantics.table import (
     Operands,
     OutOfRange,
     Unsupported,
+    guarded,
     is_stand_in,
     lookup,
     movement,
@@ -107,4 +108,4 @@ def _not_run(attrs: Attrs, operands: Operands) -> tuple[Array, ...]:
 
 for _operator in OPS.values():
     if lookup(DOMAIN, _operator.name) is None:
-        register(_operator.name, OpDef(_not_run, "compute", None, _shapes(_operator)), DOMAIN)
+        register(_operator.name, OpDef(_not_run, "compute", None, guarded(_shapes(_operator))), DOMAIN)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fusion.facts.semantics.table import Attrs, Conflict, Operands, Unsupported, computing
+from fusion.facts.semantics.table import MICROSOFT, Attrs, Conflict, Operands, Unsupported, computing
 from ir_ops.dtypes import Array
 
 
@@ -32,7 +32,7 @@ def _skip_shapes(attrs: Attrs, operands: Operands) -> list[tuple[int, ...]]:
     return [shape, (*shape[:-1], 1), (*shape[:-1], 1), shape]
 
 
-@computing("SkipSimplifiedLayerNormalization", _skip_shapes, domain="com.microsoft")
+@computing("SkipSimplifiedLayerNormalization", _skip_shapes, domain=MICROSOFT)
 def skip_normalization(attrs: Attrs, x: Array, skip: Array, gamma: Array, bias: Array | None = None) -> Any:
     total = x + skip if bias is None else x + skip + bias
     y = _normalised(total, gamma, attrs.get("epsilon", 1e-5), -1, bool(attrs.get("@wide")))
@@ -48,7 +48,18 @@ def layer_normalization(attrs: Attrs, x: Array, gamma: Array, beta: Array | None
     return result if beta is None else result + beta
 
 
-@computing("QuickGelu", _first_shape, domain="com.microsoft")
+@computing("SkipLayerNormalization", _skip_shapes, domain=MICROSOFT)
+def skip_layer_normalization(
+    attrs: Attrs, x: Array, skip: Array, gamma: Array, beta: Array | None = None, bias: Array | None = None
+) -> Any:
+    total = x + skip if bias is None else x + skip + bias
+    y = layer_normalization({"epsilon": attrs.get("epsilon", 1e-12), **attrs}, total, gamma, beta)
+    centred = total - total.mean(axis=-1, keepdims=True)
+    square = (centred * centred).mean(axis=-1, keepdims=True)
+    return y, total.mean(axis=-1, keepdims=True), 1 / np.sqrt(square + attrs.get("epsilon", 1e-12)), total
+
+
+@computing("QuickGelu", _first_shape, domain=MICROSOFT)
 def quick_gelu(attrs: Attrs, x: Array) -> Any:
     return x / (x.dtype.type(1) + np.exp(-x * x.dtype.type(attrs.get("alpha", 1.702))))
 
@@ -104,7 +115,7 @@ def rotary_embedding(attrs: Attrs, x: Array, cos: Array, sin: Array, positions: 
     return _rotary(attrs, x, cos, sin, positions)
 
 
-@computing("RotaryEmbedding", _first_shape, domain="com.microsoft")
+@computing("RotaryEmbedding", _first_shape, domain=MICROSOFT)
 def microsoft_rotary_embedding(attrs: Attrs, x: Array, positions: Array, cos: Array, sin: Array) -> Array:
     if positions.size == 1:
         batch, tokens = x.shape[0], x.shape[1] if x.ndim == 3 else x.shape[2]
@@ -151,3 +162,20 @@ def attention(
         scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask.astype(inner)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return np.asarray((weights / weights.sum(axis=-1, keepdims=True) @ value).astype(query.dtype))
+
+
+def _cached_shapes(attrs: Attrs, operands: Operands) -> list[tuple[int, ...]]:
+    """Attention in the form of the queries, and the caches with the new tokens behind."""
+    query, key = operands[:2]
+    assert query is not None
+    heads, kv_heads = int(attrs["num_heads"]), int(attrs["kv_num_heads"])
+    width = query.shape[2] // (heads if key is not None else heads + 2 * kv_heads)
+    batch, tokens = query.shape[:2]
+    past = operands[3] if len(operands) > 3 else None
+    length = tokens + (0 if past is None else past.shape[2])
+    return [(batch, tokens, heads * width), *[(batch, kv_heads, length, width)] * 2]
+
+
+@computing("GroupQueryAttention", _cached_shapes, domain=MICROSOFT)
+def group_query_attention(attrs: Attrs, *operands: Array | None) -> Array:
+    raise Unsupported("GroupQueryAttention is opened to be understood: only its shapes are told")

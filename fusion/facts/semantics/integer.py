@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 
 from fusion.facts.semantics.arithmetic import matmul_shape
-from fusion.facts.semantics.table import Attrs, Operands, Unsupported, computing
+from fusion.facts.semantics.table import MICROSOFT, Attrs, Operands, Unsupported, computing
 from ir_ops.dtypes import Array
-
-MICROSOFT = "com.microsoft"
 
 
 def _product(left: int, right: int) -> Any:
@@ -85,7 +83,23 @@ def _packed_shape(attrs: Attrs, operands: Operands) -> list[tuple[int, ...]]:
     return [(*operands[0].shape[:-1], int(attrs["N"]))]
 
 
+def _picked_rows(attrs: Attrs, operands: Operands) -> list[tuple[int, ...]]:
+    """Rows of a table of blocks. Its bytes hold one number or several: the scales tell, one for each block."""
+    table, indices, scales = operands[:3]
+    assert table is not None and indices is not None and scales is not None
+    axes = int(attrs.get("gather_axis", 0)), int(attrs.get("quantize_axis", 1))
+    if (table.ndim, scales.ndim, *axes) != (2, 2, 0, 1):
+        raise Unsupported("GatherBlockQuantized along other axes")
+    block, stored = int(attrs.get("block_size", 128)), table.shape[1]
+    widths = {stored, stored * 8 // int(attrs.get("bits", 4))}
+    fitting = [width for width in widths if -(-width // block) == scales.shape[1]]
+    if len(fitting) != 1:
+        raise Unsupported("GatherBlockQuantized whose rows have no certain length")
+    return [(*indices.shape, fitting[0])]
+
+
 for _name, _shape in (
+    ("GatherBlockQuantized", _picked_rows),
     ("DynamicQuantizeMatMul", _product(0, 1)), ("MatMulIntegerToFloat", _product(0, 1)),
     ("MatMulNBits", _packed_shape), ("QuantizeLinear", _first_shape), ("DequantizeLinear", _first_shape),
 ):  # fmt: skip

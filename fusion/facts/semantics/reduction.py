@@ -23,7 +23,7 @@ def _axes(attrs: Attrs, operands: Operands) -> tuple[int, ...]:
 def _shape(attrs: Attrs, operands: Operands) -> list[tuple[int, ...]]:
     x, axes = operands[0], _axes(attrs, operands)
     assert x is not None
-    if attrs.get("keepdims", 1):
+    if attrs.get("keepdims", 1) == 1:
         return [tuple(1 if axis in axes else size for axis, size in enumerate(x.shape))]
     return [tuple(size for axis, size in enumerate(x.shape) if axis not in axes)]
 
@@ -32,7 +32,7 @@ def _reduction(name: str, function: Callable[..., Any]) -> None:
     @computing(name, _shape, "reduce")
     def run(attrs: Attrs, *operands: Array) -> Any:
         x, axes = operands[0], _axes(attrs, operands)
-        result = function(x, axis=axes, keepdims=bool(attrs.get("keepdims", 1)))
+        result = function(x, axis=axes, keepdims=attrs.get("keepdims", 1) == 1)
         return np.asarray(result).astype(x.dtype)
 
 
@@ -55,7 +55,7 @@ def _arg_shape(attrs: Attrs, operands: Operands) -> list[tuple[int, ...]]:
 def arg_max(attrs: Attrs, x: Array) -> Array:
     axis = int(attrs.get("axis", 0))
     best = np.argmax(x, axis=axis)
-    return (np.expand_dims(best, axis) if attrs.get("keepdims", 1) else best).astype(np.int64)
+    return (np.expand_dims(best, axis) if attrs.get("keepdims", 1) == 1 else best).astype(np.int64)
 
 
 def _top_shape(attrs: Attrs, operands: Operands) -> list[tuple[int, ...]]:

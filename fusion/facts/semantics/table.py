@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 
 from ir_ops.dtypes import Array
+from ir_ops.errors import KvfuseError
 
+MICROSOFT = "com.microsoft"
+"""The domain of onnxruntime's own operators."""
 Attrs = Mapping[str, Any]
 Operands = Sequence["Array | None"]
 
@@ -94,15 +97,16 @@ def _as_tuple(result: Any) -> tuple[Array, ...]:
     return tuple(result) if isinstance(result, (list, tuple)) else (result,)
 
 
-def _guarded(function: Function) -> Function:
-    """``function`` that finds operands of another form than its operator's unsupported: graphs may be broken."""
+def guarded(function: Function) -> Function:
+    """``function`` that finds operands and attributes of another form than its operator's unsupported: graphs may be
+    broken."""
 
     def run(*operands: Any) -> Any:
         try:
             return function(*operands)
         except (
-            ValueError, IndexError, TypeError, AssertionError, AttributeError, ArithmeticError, StopIteration,
-            MemoryError,
+            ValueError, LookupError, TypeError, AssertionError, AttributeError, ArithmeticError, StopIteration,
+            MemoryError, KvfuseError,
         ) as error:  # fmt: skip
             raise Unsupported(str(error) or type(error).__name__) from None
 
@@ -115,7 +119,7 @@ def movement(
     """Registers ``f(attrs, *operands)`` as a movement operator. ``(-1,)`` means that every operand is moved."""
 
     def decorate(function: Function) -> Function:
-        run = _guarded(function)
+        run = guarded(function)
 
         def moved(attrs: Attrs, operands: Operands) -> tuple[Array, ...]:
             return _as_tuple(run(attrs, *operands))
@@ -130,11 +134,11 @@ def elementwise(names: str) -> Callable[[Function], Function]:
     """Registers ``f(attrs, *operands)`` whose result has the broadcast shape of its operands."""
 
     def decorate(function: Function) -> Function:
-        guarded = _guarded(function)
+        safe = guarded(function)
 
         def run(attrs: Attrs, operands: Operands) -> tuple[Array, ...]:
             broadcast_shape(*(operand.shape for operand in operands if operand is not None))
-            return _as_tuple(guarded(attrs, *operands))
+            return _as_tuple(safe(attrs, *operands))
 
         register(names, OpDef(run, "elementwise"))
         return function
@@ -148,8 +152,8 @@ def computing(
     """Registers ``f(attrs, *operands)`` with a shape rule of its own."""
 
     def decorate(function: Function) -> Function:
-        run = _guarded(function)
-        entry = OpDef(lambda attrs, operands: _as_tuple(run(attrs, *operands)), kind, None, _guarded(shapes))
+        run = guarded(function)
+        entry = OpDef(lambda attrs, operands: _as_tuple(run(attrs, *operands)), kind, None, guarded(shapes))
         register(names, entry, domain)
         return function
 

@@ -11,16 +11,14 @@ import numpy as np
 from fusion.facts.semantics.table import (
     Attrs,
     Conflict,
-    OpDef,
-    Operands,
     Unsupported,
     axes_of,
     broadcast_shape,
     computing,
+    elementwise,
     ints,
     is_stand_in,
     movement,
-    register,
     stand_in,
 )
 from ir_ops.dtypes import Array, by_onnx
@@ -181,22 +179,18 @@ def pad(attrs: Attrs, x: Array, pads: Array, value: Array | None = None, axes: A
     return result
 
 
-def _cast(attrs: Attrs, operands: Operands) -> tuple[Array, ...]:
-    x = operands[0]
-    assert x is not None
+@elementwise("Cast")
+def cast(attrs: Attrs, x: Array) -> Any:
     target = by_onnx(int(attrs["to"]))
     if target.np is None:
         raise Unsupported("Cast to " + target.name)
     if attrs.get("@wide") and target.is_float and not target.is_8bit_float:
-        return (x.astype(np.float64),)
+        return x.astype(np.float64)
     if target.is_8bit_float and attrs.get("saturate", 1):
         limit = float(ml_dtypes.finfo(target.np).max)  # type: ignore[no-untyped-call]
-        return (np.clip(x.astype(np.float64), -limit, limit).astype(target.np),)
+        return np.clip(x.astype(np.float64), -limit, limit).astype(target.np)
     with np.errstate(all="ignore"):
-        return (x.astype(target.np),)
-
-
-register("Cast", OpDef(_cast, "elementwise"))
+        return x.astype(target.np)
 
 
 @computing("Shape", lambda attrs, x: [(len(x[0].shape[attrs.get("start", 0) : attrs.get("end")]),)])  # type: ignore[union-attr]

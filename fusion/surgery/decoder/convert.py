@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,25 +12,22 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from fusion.candidate import Refused
 from fusion.emit import Emitter
-from fusion.facts.attention import Attention, AttentionReader, NoAttention
-from fusion.facts.graph import GraphView
+from fusion.facts.graph import GraphView, uses
 from fusion.facts.growth import Growth, find_growths, kept_inside
+from fusion.facts.integers import SIZES
 from fusion.facts.large_caches import find_large
-from fusion.facts.latent import Latent, read_latent
-from fusion.facts.semantics import Conflict
 from fusion.facts.spine import find_spines
-from fusion.facts.terms import Unreadable
-from fusion.facts.turned import Turned, read_turned
 from fusion.facts.types import fill_types
 from fusion.result import Site
 from fusion.surgery.decoder.attend import attend
-from fusion.surgery.decoder.calibrate import Measured, measure
-from fusion.surgery.decoder.layout import Cached, NewInputs, Pages, cache_input, rows_of, write
+from fusion.surgery.decoder.calibrate import measure
+from fusion.surgery.decoder.layout import NewInputs, Pages, cache_input, rows_of, write
 from fusion.surgery.decoder.lengths import Retelling, alive
 from fusion.surgery.decoder.meaning import find_roles
 from fusion.surgery.decoder.mixing import find_mixing
-from fusion.surgery.decoder.proof import Proven, prove, prove_far
 from fusion.surgery.decoder.roles import Roles, Trial, far_trial, first_trial, trials
+from fusion.surgery.decoder.sites import DecoderSite, find_sites, narrowed, quantised
+from fusion.surgery.opening import open_steps
 from fusion.verification import Arrays
 from ir_ops.decode_plan import KEY, CachePort, DecodePlan
 from ir_ops.errors import BadUsage
@@ -57,17 +54,6 @@ class Conversion:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Site:
-    """An attention with its proof."""
-
-    attention: Attention
-    proven: Proven
-    latent: Latent | None
-    cached: tuple[Cached, Cached]
-    errors: Mapping[str, float] = field(default_factory=dict)
-
-
 def convert(
     model: ir.Model,
     cache: Cache = "auto",
@@ -78,10 +64,10 @@ def convert(
     calibrate: Arrays | None = None,
     folder: Path | None = None,
 ) -> Conversion:
-    """Turns a decoder whose caches grow into one that writes them in place. The model is changed, or not at all.
+    """Turns a decoder whose caches grow into one that writes them in place.
 
     Args:
-        model: with local functions inlined.
+        model: with local functions inlined; it is changed, and may be half changed where it is refused.
         cache: ``paged`` or ``contiguous``, which is one page a sequence; ``auto`` is paged.
         block_size: tokens of a page; default 128.
         capacity: most tokens of a sequence; default: free for paged caches, 4096 for contiguous ones.
@@ -101,11 +87,11 @@ def convert(
     view, growths, first, roles = read_decoder(model)
     sizes = trials(view, growths, roles, first)
     far = far_trial(view, growths, roles, first, sizes[-1].batch if sizes[-1].batch == sizes[0].batch else 1)
-    sites = _sites(view, growths, roles, first, sizes, far)
+    sites = find_sites(view, growths, roles, first, sizes, far)
     if calibrate is not None:
-        sites = _quantised(sites, measure(model, growths, calibrate, folder))
+        sites = quantised(sites, measure(model, growths, calibrate, folder))
     if kv_dtype is not None:
-        sites = [_narrowed(site, kv_dtype) for site in sites]
+        sites = [narrowed(site, kv_dtype) for site in sites]
     logits = _logits(view, growths, sizes)
     return _Rewriting(model, view, growths, roles, sizes if far is None else [*sizes, far], sites).run(
         logits, contiguous, (capacity if contiguous else block_size) or BLOCK_SIZE, capacity
@@ -113,12 +99,15 @@ def convert(
 
 
 def read_decoder(model: ir.Model) -> tuple[GraphView, list[Growth], Trial, Roles]:
-    """The growing caches of a model and the meaning of its inputs. Values without a type are given one.
+    """The growing caches of a model and the meaning of its inputs.
+
+    Values without a type are given one, and operators that keep caches themselves are opened.
 
     Raises:
         Refused: there is no growing cache, or the inputs are not those of a decoder.
     """
     fill_types(model.graph)
+    opened = open_steps(model)
     view = GraphView(model.graph, model.opset_imports.get("", 0))
     spines = find_spines(view)
     find_large(view, spines)
@@ -131,110 +120,7 @@ def read_decoder(model: ir.Model) -> tuple[GraphView, list[Growth], Trial, Roles
                       "one for each layer", "export with standard operators" if inside
                       else "a model with static or paged caches needs no conversion")  # fmt: skip
     first = first_trial(view, growths)
-    return view, growths, first, find_roles(view, growths, first)
-
-
-def _sites(
-    view: GraphView, growths: Sequence[Growth], roles: Roles, first: Trial, sizes: Sequence[Trial], far: Trial | None
-) -> list[_Site]:
-    """The attention over each pair of caches."""
-    reader = AttentionReader(view, first.probe, list(growths))
-    missed: list[NoAttention] = []
-    found: list[_Site] = []
-    read: set[int] = set()
-    for node in view.graph:
-        if node.op_type not in ("Softmax", "Attention") or node.domain not in ("", "ai.onnx"):
-            continue
-        attention = reader.read(node)
-        if isinstance(attention, NoAttention):
-            missed.append(attention)
-            continue
-        pair = {id(attention.key.growth), id(attention.value.growth)}
-        if pair & read or len(pair) != 2:
-            raise Refused("decode-caches", "one attention for each pair of caches", "a cache that is read twice", "one",
-                          "", attention.out)  # fmt: skip
-        read |= pair
-        proven = prove(view, attention, roles, sizes)
-        if far is not None:
-            prove_far(view, attention, roles, sizes, far)
-        found.append(_Site(attention, proven, *_caches(view, first, attention)))
-    for growth in growths:
-        if id(growth) not in read:
-            why = missed[0] if missed else None
-            fact = f"attention over {growth.joined.name}"
-            raise Refused(
-                "attention-form", f"{fact}: {why.fact}" if why else fact,
-                why.found if why else "no softmax", "softmax of scaled, masked q k^T, times v", "",
-                why.node.outputs[0] if why else growth.joined,
-            )  # fmt: skip
-    return found
-
-
-def _caches(view: GraphView, trial: Trial, attention: Attention) -> tuple[Latent | None, tuple[Cached, Cached]]:
-    """What is cached instead of the growing rows: these, or the latents that they are projected from."""
-    growths = (attention.key.growth, attention.value.growth)
-    latent, rows = attention.latent, (growths[0].new, growths[1].new)
-    if latent is None and attention.key.groups == attention.value.groups == 1:
-        try:
-            read = read_latent(view, trial.probe, *rows, set(), turned=False)
-        except (Unreadable, Conflict):
-            read = ""
-        if isinstance(read, Latent) and read.factor == 1.0:
-            latent, rows = read, (read.projection.input, read.rope)
-    if latent is None:
-        sizes = [(item.heads // item.groups, item.columns) for item in (attention.key, attention.value)]
-        parts = ("key", "value")
-    else:
-        sizes = [(1, latent.projection.weight.hidden), (1, int(latent.rope_columns.size))]
-        parts = ("latent", "rope")
-    first, second = [
-        Cached(growth, new, heads, columns, part)
-        for growth, new, (heads, columns), part in zip(growths, rows, sizes, parts, strict=True)
-    ]
-    if latent is not None:
-        second = replace(second, halves=_keeps_pairs(view, trial, second.new))
-    return latent, (first, second)
-
-
-def _keeps_pairs(view: GraphView, trial: Trial, rows: ir.Value) -> bool:
-    """Whether rows are rotated in pairs of neighbours that stay neighbours, as DeepSeek-V2's complex numbers do.
-
-    The operators that write latent caches put such pairs into halves. Queries and keys in one other order have the
-    same products, and nobody else reads the cache: its columns may be in that order (docs/mla.md).
-    """
-    turned = read_turned(view, trial.probe, rows)
-    return isinstance(turned, Turned) and turned.mode == "interleave"
-
-
-def _quantised(sites: Sequence[_Site], measured: Mapping[str, Measured]) -> list[_Site]:
-    """The sites with int8 caches.
-
-    Raises:
-        Refused: a site caches latents.
-    """
-    found = []
-    for site in sites:
-        if site.latent is not None:
-            raise Refused("kv-quant", "int8 caches of keys and values", "caches of latents", "keys and values of heads",
-                          "convert without --kv-quant", site.attention.out)  # fmt: skip
-        pairs = [replace(item, scale=measured[str(item.growth.past.name)].scale) for item in site.cached]
-        errors = {item.part: measured[str(item.growth.past.name)].error for item in site.cached}
-        found.append(replace(site, cached=(pairs[0], pairs[1]), errors=errors))
-    return found
-
-
-def _narrowed(site: _Site, dtype: str) -> _Site:
-    """The site with caches of a narrower float type.
-
-    Raises:
-        Refused: its rows are not float32.
-    """
-    for item in site.cached:
-        if item.own_dtype not in ("float32", dtype):
-            raise Refused("kv-dtype", f"float32 {item.part} rows to keep as {dtype}", item.own_dtype, "float32",
-                          "convert without --kv-dtype", item.growth.past)  # fmt: skip
-    pairs = [replace(item, kept=dtype) for item in site.cached]
-    return replace(site, cached=(pairs[0], pairs[1]))
+    return view, growths, first, replace(find_roles(view, growths, first), counted=opened > 0)
 
 
 def _logits(view: GraphView, growths: Sequence[Growth], sizes: Sequence[Trial]) -> ir.Value:
@@ -263,7 +149,7 @@ class _Rewriting:
 
     def __init__(
         self, model: ir.Model, view: GraphView, growths: Sequence[Growth], roles: Roles, sizes: Sequence[Trial],
-        sites: Sequence[_Site],
+        sites: Sequence[DecoderSite],
     ) -> None:  # fmt: skip
         self._model, self._view, self._roles, self._trials, self._sites = model, view, roles, sizes, sites
         self._growths = growths
@@ -276,8 +162,7 @@ class _Rewriting:
 
     def run(self, logits: ir.Value, contiguous: bool, block_size: int, capacity: int) -> Conversion:
         graph = self._model.graph
-        given = [value for value in (self._roles.ids, self._roles.positions) if value is not None]
-        mixing = find_mixing(self._view, graph, self._trials, given)
+        mixing = find_mixing(self._view, graph, self._trials, self._told())
         new = self._new_inputs()
         pages = self._pages(block_size, contiguous)
         ports: list[CachePort] = []
@@ -289,7 +174,7 @@ class _Rewriting:
         self._replace(replaced)
         self._open_guards()
         positions = self._roles.positions or self._input("position_ids", ir.DataType.INT64, ["batch", "tokens"])
-        retelling = Retelling(self._view, self._trials, self._roles.ids, positions, self._emit)
+        retelling = Retelling(self._view, self._trials, self._roles, positions, self._emit)
         gone = [growth.past for growth in self._growths] + ([self._roles.padding] if self._roles.padding else [])
         retelling.retell(gone)
         retelling.tell_shapes()
@@ -309,7 +194,7 @@ class _Rewriting:
         return Conversion(plan, tuple(self._done), self._notes(form, plan))
 
     def _site(
-        self, site: _Site, number: int, pages: Pages, new: NewInputs, ports: list[CachePort],
+        self, site: DecoderSite, number: int, pages: Pages, new: NewInputs, ports: list[CachePort],
         replaced: list[tuple[ir.Value, ir.Value]],
     ) -> dict[int, ir.Value]:  # fmt: skip
         """One layer: writes, attention, ports. Returns old cache -> new cache."""
@@ -330,7 +215,16 @@ class _Rewriting:
             ports.append(item.port(str(value.name), layer, pages))
         return {id(item.growth.past): value for item, value in zip(cached, ins, strict=True)}
 
-    def _record(self, site: _Site, layer: int) -> Site:
+    def _told(self) -> list[ir.Value]:
+        """Where integers come from that are of single tokens: ids, positions, and what positions are counted from."""
+        roles = self._roles
+        found = [value for value in (roles.ids, roles.positions, roles.padding) if value is not None]
+        for growth in self._growths:
+            for value in (growth.past, growth.joined, growth.present):
+                found += [node.outputs[0] for node, _ in uses(value) if node.op_type in SIZES]
+        return found
+
+    def _record(self, site: DecoderSite, layer: int) -> Site:
         """For the report; the attention node is the newest of its operator."""
         node = next(node for node in reversed(self._emit.nodes) if node.op_type == "FusedInferAttentionScore")
         return Site(

@@ -14,9 +14,10 @@ import onnx_ir as ir
 
 from fusion.candidate import Refused
 from fusion.emit import Emitter
-from fusion.facts.graph import GraphView, uses
+from fusion.evaluate import Evaluation
+from fusion.facts.graph import GraphView, dtype_name, uses
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
-from fusion.surgery.decoder.roles import Trial
+from fusion.surgery.decoder.roles import Roles, Trial, role_feeds
 from ir_ops.dtypes import Array
 
 _SIZES_ONLY = ("Shape", "Size", "Squeeze", "Unsqueeze", "Gather", "Slice", "Cast", "Add", "Sub", "Concat", "Identity")
@@ -34,16 +35,16 @@ class Retelling:
     Args:
         view: the graph, as it was when the trials were made.
         trials: evaluations at different sizes.
-        ids: ``[B, S]``.
+        roles: the inputs by meaning.
         positions: ``[B, S]``.
         emit: takes the new nodes.
     """
 
     def __init__(
-        self, view: GraphView, trials: Sequence[Trial], ids: ir.Value, positions: ir.Value, emit: Emitter
+        self, view: GraphView, trials: Sequence[Trial], roles: Roles, positions: ir.Value, emit: Emitter
     ) -> None:
-        self._view, self._trials, self._emit = view, trials, emit
-        self._ids, self._positions = ids, positions
+        self._view, self._trials, self._emit, self._roles = view, trials, emit, roles
+        self._ids, self._positions = roles.ids, positions
         self._sizes: dict[str, ir.Value] = {}
 
     def retell(self, gone: Sequence[ir.Value]) -> None:
@@ -99,6 +100,8 @@ class Retelling:
                 known = trial.probe.known(value)
             except (Conflict, OutOfRange, Unsupported):  # not at this size: no number of the graph's
                 return None
+            if known.taint and self._counts_real(value):
+                return self._emit.cast(self._positions, dtype_name(value), "positions")
             if known.array is None or known.taint or known.array.dtype.kind not in "iub":
                 return None
             arrays.append(known.array)
@@ -112,6 +115,24 @@ class Retelling:
         if all(np.array_equal(array, arrays[0]) for array in arrays):
             return self._emit.constant(np.asarray(arrays[0]), "fixed")
         return self._vector(arrays)
+
+    def _counts_real(self, value: ir.Value) -> bool:
+        """Whether ``[B, S]`` are, of all that is no padding, the places in its sequence, whatever the padding."""
+        if self._roles.padding is None or dtype_name(value) not in ("int64", "int32"):
+            return False
+        rng = np.random.default_rng(11)
+        for trial in self._trials:
+            if trial.probe.shape(value) != (trial.batch, trial.tokens):
+                return False
+            feeds, real = role_feeds(self._roles, trial, rng)
+            try:
+                places = Evaluation(self._view, trial.probe, feeds, wide=True).value(value)
+            except (Conflict, OutOfRange, Unsupported):
+                return False
+            wanted = np.maximum(real.cumsum(axis=1) - 1, 0)
+            if (places != wanted[:, trial.past :])[real[:, trial.past :]].any():
+                return False
+        return True
 
     def _axis_of_positions(self, arrays: list[Array]) -> int | None:
         """The axis of the tokens in an array of their positions, ``[1 or B, S]`` with further axes of 1."""

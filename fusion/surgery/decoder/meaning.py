@@ -44,7 +44,7 @@ def find_roles(view: GraphView, growths: Sequence[Growth], trial: Trial) -> Role
             raise _several(role, values)
     for value in positions:
         _check_positions(value)
-    return Roles(ids, *(values[0] if values else None for values in (positions, padding)))
+    return Roles(ids, positions[0] if positions else None, padding[0] if padding else None)
 
 
 def _several(role: str, values: Sequence[ir.Value]) -> Refused:
@@ -53,29 +53,35 @@ def _several(role: str, values: Sequence[ir.Value]) -> Refused:
 
 def _ids(view: GraphView, growths: Sequence[Growth], values: Sequence[ir.Value], trial: Trial) -> ir.Value:
     """The input that picks rows of the vocabulary's table: of several tables that with a row for each logit."""
-    tables = {id(value): list(_tables(view, value)) for value in values}
-    found = [value for value in values if tables[id(value)]]
+    rows = {id(value): set(_tables(view, value)) for value in values}
+    found = [value for value in values if rows[id(value)]]
     if not found:
         raise Refused("decode-inputs", "token ids [B, S] that pick rows of an embedding", "none", "an input for ids")
     if len(found) > 1:
         presents = {id(growth.present) for growth in growths}
         shapes = [trial.probe.shape(value) for value in view.graph.outputs if id(value) not in presents]
         columns = {shape[-1] for shape in shapes if shape}
-        rows = {id(value): {(dims_of(table) or (None,))[0] for table in tables[id(value)]} for value in found}
         found = [value for value in found if rows[id(value)] & columns] or found
     if len(found) > 1:
         raise _several("ids", found)
     return found[0]
 
 
-def _tables(view: GraphView, value: ir.Value) -> Iterator[ir.Value]:
-    """Constant tables whose rows are picked by these integers, or by others that are computed from them."""
+def vocabulary(view: GraphView, ids: ir.Value) -> int | None:
+    """Rows of the table of floats that ids pick from; None where they pick from none."""
+    return next(_tables(view, ids), None)
+
+
+def _tables(view: GraphView, value: ir.Value) -> Iterator[int]:
+    """How many rows the constant tables have that these integers pick from, or others that are computed from them."""
     for node, place in readers_of_integers([value]):
-        table = node.inputs[0] if node.op_type == "Gather" and place == 1 else None
-        if table is None or int(view.attrs(node).get("axis", 0)) or len(dims_of(table) or ()) != 2:
+        if place != 1 or int(view.attrs(node).get("axis", 0)):
             continue
-        if view.is_constant(table):
-            yield table
+        packed = node.op_type == "GatherBlockQuantized"  # several numbers of a row in one: its scales tell
+        table = node.inputs[2 if packed else 0] if packed or node.op_type == "Gather" else None
+        dims = None if table is None or not view.is_constant(table) else dims_of(table)
+        if dims is not None and len(dims) > 1 and isinstance(dims[0], int):
+            yield dims[0]
 
 
 def _check_positions(value: ir.Value) -> None:

@@ -12,8 +12,10 @@ from fusion.candidate import Refused
 from fusion.facts.graph import GraphView, dtype_name
 from fusion.facts.integers import readers_of_integers
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
+from fusion.facts.semantics.table import MICROSOFT
 from fusion.surgery.decoder.roles import Trial
 from ir_ops.dtypes import by_name
+from ir_ops.ops import DOMAIN
 
 _COERCING = ("Softmax", "LogSoftmax", "Hardmax")
 """Over one axis; before opset 13 over all from one on."""
@@ -27,6 +29,13 @@ _WINDOWS = (
     "ReverseSequence", "MeanVarianceNormalization", "LRN",
 )  # fmt: skip
 """Operators whose axes are not looked at: decoders have none of them but for their tokens."""
+_BY_ROW = (
+    "MatMulNBits", "GatherBlockQuantized", "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization",
+    "SkipLayerNormalization", "RotaryEmbedding", "QuickGelu", "FastGelu", "BiasGelu", "Gelu", "BiasSplitGelu", "MoE",
+    "QMoE", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QuantizeLinear", "DequantizeLinear", "QLinearAdd",
+    "QLinearMul", "QLinearSigmoid",
+)  # fmt: skip
+"""onnxruntime's own operators that compute row by row; of others nothing is known."""
 _FACT = "tokens and sequences meet in attention only"
 Use = tuple[ir.Value, Sequence[int]]
 """A value, and axes of it along which an operator brings elements together; none: all axes."""
@@ -53,8 +62,11 @@ def find_mixing(
 def _check_node(view: GraphView, node: ir.Node, trials: Sequence[Trial], told: bool) -> None:
     """Raises Refused for a node with such an axis; ``told``: its first operand follows from ids or positions."""
     value = node.inputs[0] if node.inputs else None
-    if node.domain not in ("", "ai.onnx") or value is None:
+    if value is None or node.domain == DOMAIN or (node.domain == MICROSOFT and node.op_type in _BY_ROW):
         return
+    if node.domain not in ("", "ai.onnx"):
+        raise Refused("decode-mixing", _FACT, f"{node.domain}.{node.op_type}, which may bring them together",
+                      "operators that are known", "", node.outputs[0])  # fmt: skip
     if not _is_float(value):
         if node.op_type == "Cast" and _is_float(node.outputs[0]):
             _check_count(node, value, trials)

@@ -34,11 +34,14 @@ class Roles:
         ids: token ids ``[B, S]``.
         positions: ``[B, S]``; None where the graph counts them from the length of the cache.
         padding: ``[B, P + S]``, 0 where a token is padding; None where the graph knows no padding.
+        counted: how much padding a sequence has is all that counts, not where: its tokens lie in front of it, in the
+            cache and in a first prompt.
     """
 
     ids: ir.Value
     positions: ir.Value | None
     padding: ir.Value | None
+    counted: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,8 @@ def role_feeds(roles: Roles, trial: Trial, rng: np.random.Generator) -> tuple[Ma
     """Data of the inputs with roles, and which tokens are no padding, ``[B, P + S]`` of bool."""
     real = rng.random((trial.batch, trial.total)) < 0.7
     real[:, -1] = True
+    if roles.counted:
+        real = _in_front(trial, rng)
     if roles.padding is None:
         real[:] = True
     places = np.maximum(real.cumsum(axis=1) - 1, 0)[:, trial.past :]
@@ -168,6 +173,16 @@ def role_feeds(roles: Roles, trial: Trial, rng: np.random.Generator) -> tuple[Ma
     if roles.padding is not None:
         feeds[id(roles.padding)] = real.astype(_np(roles.padding))
     return feeds, real
+
+
+def _in_front(trial: Trial, rng: np.random.Generator) -> Array:
+    """Tokens in front of the padding: of what is cached, or of a first prompt."""
+    places = np.arange(trial.total)
+    if not trial.past:
+        found: Array = places < rng.integers(1, trial.tokens, (trial.batch, 1), endpoint=True)
+        return found
+    cached = rng.integers(0, trial.past, (trial.batch, 1), endpoint=True)
+    return (places < cached) | (places >= trial.past)
 
 
 def whole_feeds(roles: Roles, trial: Trial) -> Mapping[int, Array]:

@@ -27,7 +27,7 @@ refuses(
     "GroupQueryAttention",
     domain=MICROSOFT,
     reason="packed attention with a cache of its own has no plain spelling here",
-    nearest="export the model with Attention (opset 23) or eager attention",
+    nearest="a decoder that `kvfuse fuse --cache auto` converts, or an export with standard attention",
 )
 refuses("Loop", "Scan", reason="control flow", nearest="an export without control flow (fixed shapes, unrolled)")
 refuses("If", reason="a branch that is chosen at run time (one known at export is taken)", nearest="fixed input shapes")

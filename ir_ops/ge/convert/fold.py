@@ -312,7 +312,7 @@ def _reduce_prod(inputs: Sequence[Operand | None], attrs: Attrs, version: int) -
     if x.ndim != 1 or x.dtype == object or (not axes and attrs.get("noop_with_empty_axes", 0)):
         return None
     result = np.prod(x, dtype=x.dtype)
-    return np.asarray([result] if attrs.get("keepdims", 1) else result)
+    return np.asarray([result] if attrs.get("keepdims", 1) == 1 else result)
 
 
 _COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")

@@ -23,7 +23,7 @@ def reduce(n: NodeCall) -> Result:
         if n.attr("noop_with_empty_axes", 0):
             return n.x(0)
         axes = list(range(n.rank(0)))
-    attrs = {"keep_dims": bool(n.attr("keepdims", 1))}
+    attrs = {"keep_dims": n.attr("keepdims", 1) == 1}
     return n.emit(n.op_type, {"x": n.x(0), "axes": n.vector(axes)}, attrs)
 
 
@@ -60,7 +60,7 @@ def cum_sum(n: NodeCall) -> Result:
 def arg_max(n: NodeCall) -> Result:
     if n.attr("select_last_index", 0):
         raise Unsupported("ArgMax with select_last_index", "select_last_index=0")
-    axis, keep = n.axis(int(n.attr("axis", 0)), n.rank(0)), bool(n.attr("keepdims", 1))
+    axis, keep = n.axis(int(n.attr("axis", 0)), n.rank(0)), n.attr("keepdims", 1) == 1
     place = n.scalar(axis, "int32")
     result = n.emit("ArgMaxV2", {"x": n.x(0), "dimension": place}, part="argmax" if keep else "")
     return n.emit("ExpandDims", {"x": result, "axis": place}) if keep else result

@@ -43,6 +43,22 @@ def test_layout_and_slots_are_read(write: str, wanted: tuple[str, str, bool, boo
         assert len(item.probes) == 2
 
 
+@pytest.mark.parametrize("write", WRITES)
+def test_the_order_of_inputs_does_not_matter(write: str) -> None:
+    """Slots that are declared first do not take the smallest size: they are as many as batch times tokens."""
+    model = Preamble(Spec(write=write, form="v2")).model()
+    inputs = [*reversed(model.graph.input)]
+    assert inputs[0].name != "hidden"
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    graph = ir.from_proto(model)
+    fill_types(graph.graph)
+    facts = analyse(GraphView(graph.graph, 18))
+    assert {item.cache.name: (item.order, item.slots.form) for item in facts.writes} == dict.fromkeys(
+        ("k_cache_0", "ckv_cache_0"), WRITES[write][:2]
+    )
+
+
 def test_each_probe_knows_where_every_element_goes() -> None:
     """The map is the layout's: slot t of the slots receives row t."""
     write = facts_of(Spec(write="flat_scatter_nd", form="v2")).writes[0]

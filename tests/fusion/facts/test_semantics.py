@@ -165,6 +165,8 @@ CASES = [
     Case("RotaryEmbedding", [real(2, 4, 24), real(2, 4, 2), real(2, 4, 2)],
          {"num_heads": 3, "rotary_embedding_dim": 4}, 23),
     Case("Swish", [real(4)], {"alpha": 0.5}, 24),
+    Case("Gelu", [real(3, 4)], {}, 20),
+    Case("Gelu", [real(3, 4)], {"approximate": "tanh"}, 20),
     Case("TensorScatter", [real(2, 3, 6, 4), real(2, 3, 2, 4), ints(1, 3)], {"axis": -2}, 24),
     Case("TensorScatter", [real(2, 5, 4), real(2, 2, 4), ints(4, 1)], {"mode": "circular"}, 24),
 ]  # fmt: skip
@@ -284,6 +286,8 @@ def test_our_scatters_know_no_negative_index(name: str, index: Array) -> None:
         (lambda: by_table(Case("ScatterND", [real(3), ints(-4).reshape(1, 1), real(1)])), OutOfRange),
         (lambda: by_table(Case("ScatterND", [real(3), ints(0).reshape(1, 1), real(1)], {"reduction": "add"})),
          Unsupported),
+        (lambda: by_table(Case("Cast", [real(3)], {"to": -2})), Unsupported),
+        (lambda: by_table(Case("Cast", [real(3)])), Unsupported),
         (lambda: by_table(Case("Div", [ints(3), ints(0)])), Unsupported),
         (lambda: by_table(Case("Mod", [ints(3), ints(0)])), Unsupported),
         (lambda: by_table(Case("MatMulInteger", [small(2, 3), small(4, 5)])), Conflict),

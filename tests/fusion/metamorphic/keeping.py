@@ -377,5 +377,5 @@ def own_names(draft: Draft) -> bool:
     return True
 
 
-for _name in ("without_value_info", "another_order"):
+for _name in ("without_value_info", "another_order", "declared_in_another_order"):
     KEEPING[_name] = whole(getattr(mutations, _name))

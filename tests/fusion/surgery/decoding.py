@@ -24,9 +24,14 @@ class Grown:
 
 
 class Original:
-    """An export whose caches grow, one sequence at a time, without padding."""
+    """An export whose caches grow, one sequence at a time, without padding.
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    Args:
+        columns: of a head, where the file has only a name for them.
+    """
+
+    def __init__(self, model: onnx.ModelProto, columns: int = 0) -> None:
+        self._columns = columns
         self._session = custom_ort.session(model)
         self._inputs = {item.name: item for item in self._session.get_inputs()}
         self._pasts = [name for name in self._inputs if "past" in name]
@@ -36,7 +41,7 @@ class Original:
         caches = {}
         for name in self._pasts:
             item = self._inputs[name]
-            dims = [1, int(item.shape[1]), 0, int(item.shape[3])]
+            dims = [1, int(item.shape[1]), 0, self._columns or int(item.shape[3])]
             caches[name] = np.zeros(dims, by_name(dtype_of(item)).np)
         return Grown(caches)
 
@@ -73,7 +78,7 @@ def _sequence(
     total = given["attention_mask"].shape[1]
     past = total - len(ids)
     real = given["attention_mask"][row] != 0
-    places = given["position_ids"][row]
+    places = given["position_ids"][row] if "position_ids" in given else real.cumsum()[past:] - 1
     sequence = None
     if real[:past].any():
         rows = {}

@@ -35,11 +35,12 @@ GRAPHS = {
     "dsv3_noil_yarn_hfexporter20_fp16_latentcache": {"MlaPrologV3": 2, "FusedInferAttentionScore": 2},
     "dsv3_optimum_fp32_expandedcache": {"MlaPrologV3": 1, "FusedInferAttentionScore": 1},
     PAIRS: {"MlaPrologV3": 1, "FusedInferAttentionScore": 1},
+    "qwen3_genai_int4": {"QkvRmsNormRopeCache": 1, "FusedInferAttentionScore": 1},
 }
 EXPANDED = "dsv3_optimum_fp32_expandedcache"
 """Its recorded caches hold keys and values of every head; a converted decoder has latents, and starts empty."""
-BOUNDS = {"fp32": 2e-5, "fp16": 0.02, "bf16": 0.15}
-"""Largest difference of a logit; they are about 1 in size."""
+BOUNDS = {"fp32": 2e-5, "fp16": 0.02, "bf16": 0.15, "int4": 0.1}
+"""Largest difference of a logit; they are about 1 in size. Products with int4 weights round activations to 8 bits."""
 
 
 def bound(name: str) -> float:

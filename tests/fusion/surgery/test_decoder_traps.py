@@ -128,6 +128,13 @@ def heads_repeated_inside(e: Edit) -> None:
     e.swap("_unsafe_view_1", "present.0.value")
 
 
+def attention_of_a_runtime(e: Edit) -> None:
+    node = e.maker("scaled_dot_product_attention")
+    node.op_type, node.domain = "MultiHeadAttention", "com.microsoft"
+    del node.attribute[:]
+    e.model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+
+
 def causal_inside(e: Edit) -> None:
     node = e.maker("scaled_dot_product_attention")
     node.input.pop()
@@ -274,6 +281,20 @@ def counted_positions_by_token(e: Edit) -> None:
     e.drop_input("position_ids")
 
 
+def positions_of_the_mask(number: int) -> Builder:
+    """How many tokens no padding is up to each new one, less ``number``; padding has some number of its own."""
+
+    def edit(e: Edit) -> None:
+        counted = e.op("Sub", e.op("CumSum", "attention_mask", e.const(1, np.int64)), e.const(number, np.int64))
+        places = e.op("Where", e.op("Cast", "attention_mask", to=TensorProto.BOOL), counted, e.const(1, np.int64))
+        new = e.op("Slice", places, e.op("Neg", "val_1"), e.const([2**31]), e.const([1]))
+        e.feed("val_3", 0, "input_ids")
+        e.swap("position_ids", new)
+        e.drop_input("position_ids")
+
+    return edit
+
+
 def mask_of_positions(e: Edit) -> None:
     e.feed(SEEN, 1, e.op("Unsqueeze", "position_ids", e.const([1, 3])))
 
@@ -366,6 +387,7 @@ REFUSED: dict[str, tuple[Builder, str]] = {
     "a sink": (attention_sink, "."),
     "value heads in another order": (value_heads_permuted, "rows of growing caches"),
     "heads repeated as a whole": (tiled_heads, "rows of growing caches"),
+    "a runtime's attention": (attention_of_a_runtime, "found com.microsoft.MultiHeadAttention, wanted softmax"),
     "a causal operator": (causal_inside, "sees all"),
     "operands of three axes": (three_axes, "another form"),
     "past read elsewhere": (past_read_elsewhere, "ReduceMean"),
@@ -388,6 +410,7 @@ REFUSED: dict[str, tuple[Builder, str]] = {
     "keys rotated behind the cache": (rotated_behind_the_cache, "."),
     "a mask of positions": (mask_of_positions, "sees all"),
     "padding read elsewhere": (padding_read_elsewhere, "growing caches"),
+    "positions of the mask, one too large": (positions_of_the_mask(0), "growing caches"),
     "positions counted by token": (counted_positions_by_token, "growing caches"),
     "embeddings as input": (embeddings_given, "new rows|token ids"),
 }
@@ -404,6 +427,7 @@ CONVERTED: dict[str, tuple[str, Builder, float]] = {
     "positions counted for each sequence": ("", counted_positions(spread=True), 2e-5),
     "positions counted once": ("", counted_positions(spread=False), 2e-5),
     "positions counted and squeezed": ("", counted_positions_turned, 2e-5),
+    "positions of the mask": ("", positions_of_the_mask(1), 2e-5),
     "padding without effect": ("", padding_ignored, 2e-5),
     "no padding": ("", no_padding, 2e-5),
     "ids of int32": ("", typed_ids, 2e-5),

@@ -71,6 +71,16 @@ def largest_position(e: Edit) -> None:
     e.after("mul_62", "Mul", e.op("Where", long, e.const(np.float32(0.5)), e.const(np.float32(1.0))))
 
 
+def largest_counted_position(e: Edit) -> None:
+    """The same, of positions that are counted from the length of the cache and become an input."""
+    places = e.op("Expand", e.op("Unsqueeze", "add_23", e.const([0])), e.op("Shape", "input_ids"))
+    e.feed("val_3", 0, "input_ids")
+    e.swap("position_ids", places)
+    e.drop_input("position_ids")
+    long = e.op("Greater", e.op("ReduceMax", places, keepdims=0), e.const(32, np.int64))
+    e.after("embedding", "Mul", e.op("Where", long, e.const(np.float32(0.5)), e.const(np.float32(1.0))))
+
+
 def pairs_of_ids(e: Edit) -> None:
     """A second table that is picked from by each id and the one in front of it."""
     before = e.op("Pad", e.op("Slice", "input_ids", e.const([0]), e.const([-1]), e.const([1])), e.const([0, 1, 0, 0]))
@@ -83,7 +93,10 @@ def positions_of_the_first_sequence(e: Edit) -> None:
     e.swap("position_ids", e.op("Expand", first, e.op("Shape", "input_ids")), but=(first,))
 
 
-@pytest.mark.parametrize("builder", [largest_position, pairs_of_ids, positions_of_the_first_sequence])
+MET = [largest_position, largest_counted_position, pairs_of_ids, positions_of_the_first_sequence]
+
+
+@pytest.mark.parametrize("builder", MET)
 def test_ids_and_positions_of_different_tokens_do_not_meet(builder: Builder) -> None:
     assert "meet in attention only" in refused(built("", builder))
 
