@@ -13,7 +13,7 @@ from fusion.candidate import Refused
 from fusion.facts.graph import GraphView, dims_of, dtype_name, uses
 from fusion.facts.growth import Growth
 from fusion.facts.probe import Numbers, Probe, symbol_name
-from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
+from fusion.facts.semantics import Conflict, OutOfRange, Unsupported, lookup
 from fusion.facts.settle import settle, start_sizes
 from fusion.facts.sizes import Sizes
 from ir_ops.dtypes import Array, by_name
@@ -105,6 +105,9 @@ def find_roles(view: GraphView, growths: Sequence[Growth], trial: Trial) -> Role
             found["ids" if _looks_up(view, value) else "positions"].append(value)
         elif len(shape) == 2 and any(True for _ in uses(value)):  # its length is not tied to the cache's in all graphs
             found["padding"].append(value)
+    rotating = [value for value in found["ids"] if len(found["ids"]) > 1 and _rotates(view, value)]
+    found["ids"] = [value for value in found["ids"] if value not in rotating]
+    found["positions"] += rotating
     for role, values in found.items():
         if len(values) > 1:
             names = " and ".join(str(value.name) for value in values)
@@ -118,6 +121,28 @@ def find_roles(view: GraphView, growths: Sequence[Growth], trial: Trial) -> Role
 
 def _looks_up(view: GraphView, value: ir.Value) -> bool:
     return vocabulary(view, value) is not None
+
+
+def _rotates(view: GraphView, value: ir.Value) -> bool:
+    """Whether the rows that numbers pick only ever multiply something: cosines and sines, never a sum of embeddings."""
+    pending, seen = [value], {id(value)}
+    while pending:
+        item = pending.pop()
+        for node, place in uses(item):
+            others = [other for other in node.inputs if other is not None and not view.is_constant(other)]
+            definition = lookup(node.domain, node.op_type)
+            moves = definition is not None and definition.kind == "move"
+            scales = node.op_type in ("Mul", "Div") and len(others) == 1
+            if moves or scales or node.op_type == "Cast" or (node.op_type == "Gather" and place == 1):
+                fresh = [output for output in node.outputs if id(output) not in seen]
+                seen |= {id(output) for output in fresh}
+                pending += fresh
+            elif node.op_type == "Mul":
+                if others[0] is others[1]:
+                    return False
+            elif node.op_type not in ("RotaryEmbedding", "Shape", "Size"):
+                return False
+    return True
 
 
 def vocabulary(view: GraphView, ids: ir.Value) -> int | None:
