@@ -10,7 +10,7 @@ DEFAULT = ("decode", "kernels")
 
 
 def main(argv: Sequence[str] = ()) -> int:
-    """Runs the benchmarks named in ``argv`` (``decode`` and ``kernels`` by default) and prints their tables.
+    """Runs the benchmarks named in ``argv`` (``decode`` and ``kernels`` by default); prints each table as it comes.
 
     ``--quick`` measures for a fraction of the time, ``--threads N`` gives the kernels N threads, ``--small`` makes the
     layers of ``mla`` and ``decode`` a fraction of their size, ``--layers N`` and ``--long`` are ``decode``'s.
@@ -21,11 +21,12 @@ def main(argv: Sequence[str] = ()) -> int:
     from benchmarks import attention, decode, kernel_rows, mla_prolog, scale
 
     parts = (decode, kernel_rows, mla_prolog, attention, scale)
-    names = _names(argv)
-    for name in names:
-        print(dict(zip(NAMES, parts, strict=True))[name].run(argv), flush=True)
-        if name != names[-1]:
-            print()
+    runs = dict(zip(NAMES, (part.run for part in parts), strict=True))
+    gap = ""
+    for name in _names(argv):
+        for text in runs[name](argv):
+            print(gap + text, flush=True)
+            gap = "\n"
     return 0
 
 

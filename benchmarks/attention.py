@@ -6,7 +6,7 @@ fit into the processor's. Ratios are to GroupQueryAttention with fp32 caches on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,7 +187,7 @@ def measure(p: Problem, names: Sequence[str] = (), *, seconds: float = 2.0) -> d
     return interleaved(calls, seconds=seconds)
 
 
-def run(argv: Sequence[str] = ()) -> str:
+def run(argv: Sequence[str] = ()) -> Iterator[str]:
     """The tables. ``--quick`` measures short contexts for a short time, ``--threads N`` uses N threads."""
     quick = "--quick" in argv
     threads = int(argv[list(argv).index("--threads") + 1]) if "--threads" in argv else 1
@@ -211,12 +211,10 @@ def run(argv: Sequence[str] = ()) -> str:
         "Attention",
         *(name for name, _, _ in VARIANTS),
     ]
+    yield table(head, rows)
+    yield table(["bytes a second / streaming read", "read", "", *(name for name, _, _ in VARIANTS)], speeds)
     far = measure_capacity(threads, quick)
-    return "\n\n".join([
-        table(head, rows),
-        table(["bytes a second / streaming read", "read", "", *(name for name, _, _ in VARIANTS)], speeds),
-        table(["8x the capacity / 1x", *far], [["", *far.values()]]),
-    ])  # fmt: skip
+    yield table(["8x the capacity / 1x", *far], [["", *far.values()]])
 
 
 def measure_capacity(threads: int, quick: bool) -> dict[str, str]:

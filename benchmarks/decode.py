@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,8 +61,8 @@ def effort(argv: Sequence[str]) -> Effort:
     return Effort(contexts=(*CONTEXTS, LONG), prompts=PROMPTS) if "--long" in argv else Effort()
 
 
-def run(argv: Sequence[str] = ()) -> str:
-    """The tables, and that of :mod:`benchmarks.decode_cache_size`.
+def run(argv: Sequence[str] = ()) -> Iterator[str]:
+    """The tables, each when it has been measured, and that of :mod:`benchmarks.decode_cache_size`.
 
     Raises:
         KvfuseError: two variants do not compute the same logits.
@@ -71,9 +71,12 @@ def run(argv: Sequence[str] = ()) -> str:
     threads = _number(argv, "--threads", 1)
     gqa = Decoder(qwen(_number(argv, "--layers", 8), small), threads)
     mla = Decoder(deepseek(_number(argv, "--layers", 4), small), threads)
-    parts = [grouped(gqa, work), int4(gqa, work), latent(mla, work), capacities((gqa, mla), work),
-             prompts(gqa, mla, work), decode_cache_size.run(argv)]  # fmt: skip
-    return "\n\n".join(parts)
+    yield grouped(gqa, work)
+    yield int4(gqa, work)
+    yield latent(mla, work)
+    yield capacities((gqa, mla), work)
+    yield prompts(gqa, mla, work)
+    yield decode_cache_size.run(argv)
 
 
 def _number(argv: Sequence[str], option: str, default: int) -> int:

@@ -7,7 +7,7 @@ that moves as many bytes as the call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -46,11 +46,10 @@ def scaling(problem: Problem, *, threads: int, seconds: float = 1.0) -> float:
     return best[1] / best[threads]
 
 
-def run(argv: Sequence[str] = ()) -> str:
+def run(argv: Sequence[str] = ()) -> Iterator[str]:
     """The tables of ratios. ``--quick`` measures a tenth of the time, ``--threads N`` uses N threads."""
     seconds = 0.1 if "--quick" in argv else 2.0
     threads = int(argv[list(argv).index("--threads") + 1]) if "--threads" in argv else 1
-    tables = []
     for operator, (problem, dtypes) in OPERATORS.items():
         rows = []
         for label, batch, tokens in SHAPES:
@@ -71,5 +70,4 @@ def run(argv: Sequence[str] = ()) -> str:
             "kernel / memcpy",
             "2 threads",
         ]
-        tables.append(table(head, rows))
-    return "\n\n".join(tables)
+        yield table(head, rows)

@@ -6,7 +6,7 @@ variants in turns in one process. The figures are ratios: time of the kernel / t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,7 +185,7 @@ def measure(problem: Problem, tokens: int, *, threads: int = 1, seconds: float =
     return interleaved(calls, seconds=seconds)
 
 
-def run(argv: Sequence[str] = ()) -> str:
+def run(argv: Sequence[str] = ()) -> Iterator[str]:
     """The table of ratios. ``--small`` has a layer of a fortieth of the size, ``--quick`` measures a short time,
     ``--threads N`` uses N threads.
     """
@@ -198,4 +198,4 @@ def run(argv: Sequence[str] = ()) -> str:
         ratios = [f"{times[kind] / times['exporter']:.2f}" for kind in KINDS]
         rows.append([f"M = {tokens}", f"{times['exporter'] * 1e3:.2f}", *ratios])
     head = ["MlaPrologV3 kernel / onnxruntime float32", "float32 ms", *KINDS]
-    return table(head, rows)
+    yield table(head, rows)

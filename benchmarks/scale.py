@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -54,7 +54,7 @@ def best(words: Sequence[str], runs: int) -> Cost:
     return min((measure(words) for _ in range(runs)), key=lambda cost: cost.seconds)
 
 
-def run(argv: Sequence[str] = ()) -> str:
+def run(argv: Sequence[str] = ()) -> Iterator[str]:
     """The table: fusing, explaining and exporting, and how the time grows with the layers. ``--quick`` runs once."""
     runs = 1 if "--quick" in argv else 3
     rows: list[list[str]] = []
@@ -69,7 +69,7 @@ def run(argv: Sequence[str] = ()) -> str:
                 rows.append(_row(name, nodes, command, best(words, runs)))
         growth = _growth(Path(folder), runs)
     head = ["model", "nodes", "command", "s", "bound", "MB", "bound"]
-    return table(head, rows) + f"\ntwice the layers of deepseek-v3 (16, 32): {growth:.2f} times the time (bound 2.2)"
+    yield table(head, rows) + f"\ntwice the layers of deepseek-v3 (16, 32): {growth:.2f} times the time (bound 2.2)"
 
 
 def _row(name: str, nodes: int, command: str, cost: Cost) -> list[str]:

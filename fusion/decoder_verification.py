@@ -20,7 +20,7 @@ from fusion.facts.graph import GraphView, dims_of, dtype_name
 from fusion.facts.growth import Growth
 from fusion.model_io import ModelLike, load, to_proto
 from fusion.result import Difference, VerifyResult
-from fusion.runtime import Runner, open_model, options_for
+from fusion.runtime import UNROUNDED, Runner, open_model, options_for, unrounded
 from fusion.surgery.decoder.convert import read_decoder
 from fusion.surgery.decoder.meaning import vocabulary
 from fusion.surgery.decoder.roles import Roles
@@ -30,8 +30,6 @@ from ir_ops.errors import BadInput
 
 LENGTHS, STEPS, CHUNK = (5, 1, 11), 3, 4
 """Tokens of the prompts, single tokens after them, and most tokens in one run."""
-_FLOAT32, _INT8 = 1, 4
-"""Accuracy levels of MatMulNBits: what it multiplies the weights' numbers with."""
 
 
 def is_decoder(model: ir.Model) -> bool:
@@ -54,7 +52,7 @@ def verify_decoder(original: ModelLike, converted: ModelLike, *, seed: int = 0, 
     from custom_ort import DecodeSession
 
     source, target = load(original), load(converted)
-    as_they_are = not (_unquantised(source.model) | _unquantised(target.model))
+    as_they_are = not (unrounded(source.model) | unrounded(target.model))
     runner = open_model(original if source.path is not None and as_they_are else to_proto(source.model), kernels=False,
                         folder=source.folder, bf16="round")  # fmt: skip
     InlinePass()(source.model)
@@ -85,25 +83,10 @@ def verify_decoder(original: ModelLike, converted: ModelLike, *, seed: int = 0, 
             records += _compared(f"case{case} step{step}", plan.logits, logits, wanted, kept)
         for sequence in sequences:
             decoder.free(sequence)
-    return VerifyResult(records, _HOW if as_they_are else _HOW + _WIDE)
+    return VerifyResult(records, _HOW if as_they_are else _HOW + UNROUNDED)
 
 
 _HOW = "the export one sequence at a time with its growing caches, the converted decoder as a batch in chunks and steps"
-_WIDE = "; MatMulNBits takes the activations as they are, without rounding them to 8 bits, in both"
-
-
-def _unquantised(model: ir.Model) -> bool:
-    """Lets MatMulNBits take activations as they are; whether one of them would have rounded them to 8 bits.
-
-    Where two right spellings differ in the last bit, a rounded activation may be another step: that says nothing.
-    """
-    found = False
-    for node in model.graph.all_nodes():
-        level = node.attributes.get("accuracy_level") if node.op_type == "MatMulNBits" else None
-        if level is not None and level.as_int() == _INT8:
-            node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", _FLOAT32)
-            found = True
-    return found
 
 
 def _compared(case: str, name: str, got: Array, wanted: list[Array], kept: str | None) -> Iterator[Difference]:

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from fusion.facts.graph import GraphView
+from fusion.facts.growth import told_widths
 from ir_ops.dtypes import Array, DType, by_onnx
 from ir_ops.errors import BadInput
 
@@ -107,7 +109,8 @@ def generate(
         BadInput: no feed was found that the model runs on.
     """
     inputs = [describe(value) for value in model.graph.inputs if not value.is_initializer()]
-    learned: dict[str, str] = {}
+    view = GraphView(model.graph, model.opset_imports.get("", 0))
+    learned = {name: str(width) for name, width in told_widths(view).items()}
     failure: Exception | None = None
     found = 0
     for index in range(cases):

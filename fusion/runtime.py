@@ -23,6 +23,10 @@ from ir_ops.ops import DOMAIN
 
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _SILENT = 4
+_FLOAT32, _INT8 = 1, 4
+"""Accuracy levels of MatMulNBits: what it multiplies the weights' numbers with."""
+UNROUNDED = "; MatMulNBits takes the activations as they are, without rounding them to 8 bits, in both"
+"""Of a comparison of models that :func:`unrounded` changed."""
 
 
 @dataclass
@@ -141,6 +145,20 @@ def _refused(where: str, error: Exception) -> BadModel:
     bare = "not a registered function/op" in found and f"{DOMAIN}:" in found
     hint = "a fused model without function bodies runs with the kvfuse kernels only" if bare else ""
     return BadModel("ONNX Runtime does not load the model", where=where, found=found, hint=hint)
+
+
+def unrounded(model: ir.Model) -> bool:
+    """Lets MatMulNBits take activations as they are; whether one of them would have rounded them to 8 bits.
+
+    Where two right spellings differ in the last bit, a rounded activation may be another step: that says nothing.
+    """
+    found = False
+    for node in model.graph.all_nodes():
+        level = node.attributes.get("accuracy_level") if node.op_type == "MatMulNBits" else None
+        if level is not None and level.as_int() == _INT8:
+            node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", _FLOAT32)
+            found = True
+    return found
 
 
 def options_for(folder: Path | None) -> Any:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fusion.facts.graph import GraphView, uses
+from fusion.facts.graph import GraphView, dims_of, uses
 from fusion.facts.semantics import lookup
+from fusion.facts.settle import Survey
 from fusion.facts.spine import Spine
 from ir_ops.ops import DOMAIN
 
@@ -44,6 +45,19 @@ def kept_inside(view: GraphView) -> list[ir.Value]:
             continue
         if any(item is not None and item.is_graph_input() and len(item.shape or ()) == 4 for item in node.inputs):
             found.append(out)
+    return found
+
+
+def told_widths(view: GraphView) -> dict[str, int]:
+    """Columns of the caches that attention operators keep, where the file has but a name for them: by this name."""
+    survey, found = Survey(view), {}
+    for node in view.graph:
+        if node.op_type != "GroupQueryAttention":
+            continue
+        for past, present in zip(node.inputs[3:5], node.outputs[1:3], strict=False):
+            dims, shape = None if past is None else dims_of(past), survey.shape(present)
+            if dims and shape and isinstance(dims[-1], str):
+                found[dims[-1]] = shape[-1]
     return found
 
 

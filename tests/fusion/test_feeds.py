@@ -139,3 +139,12 @@ def test_inputs_nobody_can_make_up() -> None:
     unknown = model([helper.make_tensor_value_info("a", 1, None)], [helper.make_node("Neg", ["a"], ["y"])])
     with pytest.raises(BadInput, match="a: cannot make up values; found no element type or rank"):
         list(generate(unknown, accept))
+
+
+def test_columns_that_have_but_a_name_are_those_of_the_operator_that_keeps_the_cache() -> None:
+    path = Path(__file__).parents[1] / "data/decoders/qwen3_genai.onnx"
+    declared = onnx.load(path, load_external_data=False).graph.input[2].type.tensor_type.shape.dim[3]
+    assert declared.dim_param
+    made = made_up(path)
+    assert len(made) == 3
+    assert {feed.inputs["past_key_values.0.key"].shape[3] for feed, _ in made} == {16}

@@ -14,6 +14,7 @@ from fusion.candidate import Refused
 from fusion.facts.graph import GraphView, dims_of, dtype_name, uses
 from fusion.facts.growth import Growth
 from fusion.facts.integers import SIZES, readers_of_integers
+from fusion.facts.semantics import lookup
 from fusion.surgery.decoder.roles import Roles, Trial
 
 FAR = 16
@@ -58,13 +59,37 @@ def _ids(view: GraphView, growths: Sequence[Growth], values: Sequence[ir.Value],
     if not found:
         raise Refused("decode-inputs", "token ids [B, S] that pick rows of an embedding", "none", "an input for ids")
     if len(found) > 1:
+        found = [value for value in found if not _rotates(view, value)]
+    if len(found) > 1:
         presents = {id(growth.present) for growth in growths}
         shapes = [trial.probe.shape(value) for value in view.graph.outputs if id(value) not in presents]
         columns = {shape[-1] for shape in shapes if shape}
         found = [value for value in found if rows[id(value)] & columns] or found
-    if len(found) > 1:
-        raise _several("ids", found)
+    if len(found) != 1:
+        raise _several("ids", found or values)
     return found[0]
+
+
+def _rotates(view: GraphView, value: ir.Value) -> bool:
+    """Whether the rows that numbers pick only ever multiply something: cosines and sines, never a sum of embeddings."""
+    pending, seen = [value], {id(value)}
+    while pending:
+        item = pending.pop()
+        for node, place in uses(item):
+            others = [other for other in node.inputs if other is not None and not view.is_constant(other)]
+            definition = lookup(node.domain, node.op_type)
+            moves = definition is not None and definition.kind == "move"
+            scales = node.op_type in ("Mul", "Div") and len(others) == 1
+            if moves or scales or node.op_type == "Cast" or (node.op_type == "Gather" and place == 1):
+                fresh = [output for output in node.outputs if id(output) not in seen]
+                seen |= {id(output) for output in fresh}
+                pending += fresh
+            elif node.op_type == "Mul":
+                if others[0] is others[1]:
+                    return False
+            elif node.op_type not in ("RotaryEmbedding", "Shape", "Size"):
+                return False
+    return True
 
 
 def vocabulary(view: GraphView, ids: ir.Value) -> int | None:

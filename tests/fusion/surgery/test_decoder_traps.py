@@ -329,6 +329,12 @@ def embeddings_given(e: Edit) -> None:
     e.swap("embedding", "inputs_embeds")
 
 
+def learned_positions(e: Edit) -> None:
+    table = e.const(np.linspace(-1, 1, 64 * 128, dtype=np.float32).reshape(64, 128))
+    rows = e.op("Gather", table, "position_ids")
+    e.swap("embedding", total := e.op("Add", "embedding", rows), (total,))
+
+
 def half_scores(e: Edit) -> None:
     scores, _, _ = e.spelled()
     inner = e.op("Cast", scores, to=TensorProto.FLOAT16)
@@ -412,6 +418,7 @@ REFUSED: dict[str, tuple[Builder, str]] = {
     "padding read elsewhere": (padding_read_elsewhere, "growing caches"),
     "positions of the mask, one too large": (positions_of_the_mask(0), "growing caches"),
     "positions counted by token": (counted_positions_by_token, "growing caches"),
+    "learned positions": (learned_positions, "one input for ids; found input_ids and position_ids"),
     "embeddings as input": (embeddings_given, "new rows|token ids"),
 }
 OTHERS: dict[str, tuple[str, Builder, str]] = {

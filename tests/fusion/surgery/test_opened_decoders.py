@@ -232,8 +232,19 @@ def test_what_is_not_understood_is_refused(case: str, tmp_path: Path) -> None:
     assert model.SerializeToString(deterministic=True) == before
 
 
+def given_positions(model: onnx.ModelProto) -> None:
+    ids = next(item for item in model.graph.input if item.name == "input_ids")
+    positions = onnx.ValueInfoProto.FromString(ids.SerializeToString())
+    positions.name = "position_ids"
+    model.graph.input.append(positions)
+    for node in attention(model):
+        node.input.extend([""] * (10 - len(node.input)))
+        node.input[9] = "position_ids"
+
+
 CONVERTED: dict[str, tuple[Builder, dict[str, int]]] = {
     "rotated neighbours": (attribute("rotary_interleaved", 1), {"QkvRmsNormRopeCache": 0}),
+    "positions that are given": (given_positions, {"QkvRmsNormRopeCache": 2}),
     "no rotation": (attribute("do_rotary", 0), {"QkvRmsNormRopeCache": 0}),
     "another scale": (attribute("scale", 0.7), {"QkvRmsNormRopeCache": 2}),
     "the scale of the width": (attribute("scale", 0.0), {"QkvRmsNormRopeCache": 2}),
