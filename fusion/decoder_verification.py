@@ -22,7 +22,8 @@ from fusion.model_io import ModelLike, load, to_proto
 from fusion.result import Difference, VerifyResult
 from fusion.runtime import UNROUNDED, Runner, open_model, options_for, unrounded
 from fusion.surgery.decoder.convert import read_decoder
-from fusion.surgery.decoder.roles import Roles, vocabulary
+from fusion.surgery.decoder.meaning import vocabulary
+from fusion.surgery.decoder.roles import Roles
 from ir_ops.decode_plan import KEY, DecodePlan, read_plan
 from ir_ops.dtypes import Array
 from ir_ops.errors import BadInput

@@ -143,7 +143,9 @@ def _columns(
     row = (np.arange(batch)[:, None] * length + np.arange(length))[:, None, :, None]
     found: list[tuple[Array, int]] = []
     for value in wanted:
-        source = next(item for item in symbolic.sources if item.value is value)
+        source = next((item for item in symbolic.sources if item.value is value), None)
+        if source is None:
+            return f"columns of other values than {value.name}"
         columns = math.prod(source.shape) // tokens
         position = atom - source.base
         inside = (position >= 0) & (position < tokens * columns)

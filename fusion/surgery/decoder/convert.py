@@ -12,8 +12,9 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from fusion.candidate import Refused
 from fusion.emit import Emitter
-from fusion.facts.graph import GraphView
+from fusion.facts.graph import GraphView, uses
 from fusion.facts.growth import Growth, find_growths, kept_inside
+from fusion.facts.integers import SIZES
 from fusion.facts.large_caches import find_large
 from fusion.facts.spine import find_spines
 from fusion.facts.types import fill_types
@@ -22,8 +23,9 @@ from fusion.surgery.decoder.attend import attend
 from fusion.surgery.decoder.calibrate import measure
 from fusion.surgery.decoder.layout import NewInputs, Pages, cache_input, rows_of, write
 from fusion.surgery.decoder.lengths import Retelling, alive
+from fusion.surgery.decoder.meaning import find_roles
 from fusion.surgery.decoder.mixing import find_mixing
-from fusion.surgery.decoder.roles import Roles, Trial, far_trial, find_roles, first_trial, trials
+from fusion.surgery.decoder.roles import Roles, Trial, far_trial, first_trial, trials
 from fusion.surgery.decoder.sites import DecoderSite, find_sites, narrowed, quantised
 from fusion.surgery.opening import open_steps
 from fusion.verification import Arrays
@@ -160,7 +162,7 @@ class _Rewriting:
 
     def run(self, logits: ir.Value, contiguous: bool, block_size: int, capacity: int) -> Conversion:
         graph = self._model.graph
-        mixing = find_mixing(self._view, graph, self._trials)
+        mixing = find_mixing(self._view, graph, self._trials, self._told())
         new = self._new_inputs()
         pages = self._pages(block_size, contiguous)
         ports: list[CachePort] = []
@@ -212,6 +214,15 @@ class _Rewriting:
             replaced.append((item.growth.present, value))
             ports.append(item.port(str(value.name), layer, pages))
         return {id(item.growth.past): value for item, value in zip(cached, ins, strict=True)}
+
+    def _told(self) -> list[ir.Value]:
+        """Where integers come from that are of single tokens: ids, positions, and what positions are counted from."""
+        roles = self._roles
+        found = [value for value in (roles.ids, roles.positions, roles.padding) if value is not None]
+        for growth in self._growths:
+            for value in (growth.past, growth.joined, growth.present):
+                found += [node.outputs[0] for node, _ in uses(value) if node.op_type in SIZES]
+        return found
 
     def _record(self, site: DecoderSite, layer: int) -> Site:
         """For the report; the attention node is the newest of its operator."""

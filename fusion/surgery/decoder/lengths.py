@@ -105,10 +105,11 @@ class Retelling:
             if known.array is None or known.taint or known.array.dtype.kind not in "iub":
                 return None
             arrays.append(known.array)
-        if self._are_positions(arrays):
+        axis = self._axis_of_positions(arrays)
+        if axis is not None:
             if arrays[0].shape[0] == 1 and not self._by_sequence(value):
                 return None
-            return self._emit.cast(self._positions, _name(arrays[0]), "positions")
+            return self._positions_along(axis, arrays[0].ndim, _name(arrays[0]))
         if any(array.shape != arrays[0].shape or array.ndim > 1 or array.size > LONGEST for array in arrays):
             return None
         if all(np.array_equal(array, arrays[0]) for array in arrays):
@@ -133,13 +134,25 @@ class Retelling:
                 return False
         return True
 
-    def _are_positions(self, arrays: list[Array]) -> bool:
-        return all(
-            array.ndim == 2
-            and array.shape in ((1, trial.tokens), (trial.batch, trial.tokens))
-            and np.array_equal(array, np.broadcast_to(trial.past + np.arange(trial.tokens), array.shape))
-            for array, trial in zip(arrays, self._trials, strict=True)
-        )
+    def _axis_of_positions(self, arrays: list[Array]) -> int | None:
+        """The axis of the tokens in an array of their positions, ``[1 or B, S]`` with further axes of 1."""
+        rank = arrays[0].ndim
+        for axis in range(1, rank):
+            inner = [1] * (axis - 1)
+            outer = [1] * (rank - axis - 1)
+            if all(
+                array.shape in ((1, *inner, trial.tokens, *outer), (trial.batch, *inner, trial.tokens, *outer))
+                and (array.reshape(array.shape[0], -1) == trial.past + np.arange(trial.tokens)).all()
+                for array, trial in zip(arrays, self._trials, strict=True)
+            ):
+                return axis
+        return None
+
+    def _positions_along(self, axis: int, rank: int, dtype: str) -> ir.Value:
+        """The input of positions with its tokens along an axis."""
+        found = self._emit.cast(self._positions, dtype, "positions")
+        dims = [0, *[1] * (axis - 1), -1, *[1] * (rank - axis - 1)]
+        return found if rank == 2 else self._emit.reshape(found, dims, "positions_apart")
 
     def _by_sequence(self, value: ir.Value) -> bool:
         """Whether ``[1, S]`` may become ``[B, S]``: the first axis stays the first until sequences are there."""
@@ -154,21 +167,25 @@ class Retelling:
                 except (Conflict, OutOfRange, Unsupported):
                     return False
                 own, out = shapes[place], shapes[-1]
-                if len(node.outputs) != 1 or own is None or out is None or not out:
+                if len(node.outputs) != 1 or not own or not out or out[0] not in (1, trial.batch):
                     return False
-                if node.op_type not in _KEEP_FIRST:
-                    return False
-                if out[0] not in (1, trial.batch) or len(out) < len(own):
-                    return False
-                if node.op_type == "Transpose" and next(iter(self._view.attrs(node).get("perm", [1]))) != 0:
-                    return False
-                if node.op_type == "Concat" and int(self._view.attrs(node).get("axis", 0)) in (0, -len(own)):
-                    return False
-                if len(out) > len(own) and (node.op_type != "Unsqueeze" or self._leads(node, trial, len(out))):
+                if not self._keeps_first(node, place, own, out, trial):
                     return False
                 if out[0] == 1:
                     pending.append(node.outputs[0])
         return True
+
+    def _keeps_first(self, node: ir.Node, place: int, own: tuple[int, ...], out: tuple[int, ...], trial: Trial) -> bool:
+        attrs = self._view.attrs(node)
+        if node.op_type == "Gather":  # rows of a table, one for each position
+            return place == 1 and int(attrs.get("axis", 0)) == 0
+        if node.op_type not in _KEEP_FIRST or len(out) < len(own):
+            return False
+        if node.op_type == "Transpose":
+            return bool(next(iter(attrs.get("perm", [1]))) == 0)
+        if node.op_type == "Concat":
+            return int(attrs.get("axis", 0)) not in (0, -len(own))
+        return len(out) == len(own) or (node.op_type == "Unsqueeze" and not self._leads(node, trial, len(out)))
 
     def _leads(self, node: ir.Node, trial: Trial, rank: int) -> bool:
         """Whether an Unsqueeze puts an axis in front."""

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from fusion.candidate import Refused
 from fusion.facts.graph import GraphView, dtype_name
+from fusion.facts.integers import readers_of_integers
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
 from fusion.facts.semantics.table import MICROSOFT
 from fusion.surgery.decoder.roles import Trial
@@ -40,19 +41,26 @@ Use = tuple[ir.Value, Sequence[int]]
 """A value, and axes of it along which an operator brings elements together; none: all axes."""
 
 
-def find_mixing(view: GraphView, nodes: Iterable[ir.Node], trials: Sequence[Trial]) -> dict[int, Refused]:
-    """What sums, compares or moves floats along the tokens of a call or along its sequences: why not, by node."""
+def find_mixing(
+    view: GraphView, nodes: Iterable[ir.Node], trials: Sequence[Trial], given: Iterable[ir.Value]
+) -> dict[int, Refused]:
+    """What brings tokens of a call or its sequences together: why not, by node.
+
+    Floats along these axes are summed, compared or moved; or integers that follow from those ``given``, the ids and
+    positions. Other integers may be: they are places and counts, of experts and the like.
+    """
     found = {}
+    told = {id(node) for node, place in readers_of_integers(given) if place == 0}
     for node in nodes:
         try:
-            _check_node(view, node, trials)
+            _check_node(view, node, trials, id(node) in told)
         except Refused as refused:
             found[id(node)] = refused
     return found
 
 
-def _check_node(view: GraphView, node: ir.Node, trials: Sequence[Trial]) -> None:
-    """Raises Refused for a node with such an axis."""
+def _check_node(view: GraphView, node: ir.Node, trials: Sequence[Trial], told: bool) -> None:
+    """Raises Refused for a node with such an axis; ``told``: its first operand follows from ids or positions."""
     value = node.inputs[0] if node.inputs else None
     if value is None or node.domain == DOMAIN or (node.domain == MICROSOFT and node.op_type in _BY_ROW):
         return
@@ -62,7 +70,8 @@ def _check_node(view: GraphView, node: ir.Node, trials: Sequence[Trial]) -> None
     if not _is_float(value):
         if node.op_type == "Cast" and _is_float(node.outputs[0]):
             _check_count(node, value, trials)
-        return
+        if not told:
+            return
     if node.op_type in _WINDOWS:
         raise Refused("decode-mixing", _FACT, node.op_type, "rows that are computed one by one", "", node.outputs[0])
     try:
@@ -166,7 +175,9 @@ def _picked(node: ir.Node, attrs: dict[str, object], trials: Sequence[Trial]) ->
     """Axes of which a Slice or a Gather takes known places in any but the full order."""
     found: set[int] = set()
     for trial in trials:
-        shape = trial.probe.shape(node.inputs[0]) or ()  # type: ignore[arg-type]
+        shape = None if node.inputs[0] is None else trial.probe.shape(node.inputs[0])
+        if shape is None:  # rows that the data choose: no axis of the tokens
+            return []
         told = [None if item is None else trial.probe.array(item) for item in node.inputs[1:]]
         if node.op_type == "Gather":
             axis = int(attrs.get("axis", 0))  # type: ignore[call-overload]

@@ -10,10 +10,10 @@ import onnx_ir as ir
 from numpy.typing import DTypeLike
 
 from fusion.candidate import Refused
-from fusion.facts.graph import GraphView, dims_of, dtype_name, uses
+from fusion.facts.graph import GraphView, dims_of, dtype_name
 from fusion.facts.growth import Growth
 from fusion.facts.probe import Numbers, Probe, symbol_name
-from fusion.facts.semantics import Conflict, OutOfRange, Unsupported, lookup
+from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
 from fusion.facts.settle import settle, start_sizes
 from fusion.facts.sizes import Sizes
 from ir_ops.dtypes import Array, by_name
@@ -87,79 +87,6 @@ def _equally_long(growths: Sequence[Growth], probe: Probe) -> Sizes | None:
         return None
     wanted = {symbol_name(past, 2, dim): shape[2] for past, dim in dims if not isinstance(dim, int)}
     return probe.sizes.resized(wanted)
-
-
-def find_roles(view: GraphView, growths: Sequence[Growth], trial: Trial) -> Roles:
-    """Roles by shape and use.
-
-    Raises:
-        Refused: there are no token ids, or two inputs fit one role.
-    """
-    caches = {id(growth.past) for growth in growths}
-    found: dict[str, list[ir.Value]] = {"ids": [], "positions": [], "padding": []}
-    for value in view.graph.inputs:
-        shape = trial.probe.shape(value)
-        if id(value) in caches or view.is_constant(value) or shape is None:
-            continue
-        if shape == (trial.batch, trial.tokens) and dtype_name(value) in ("int64", "int32"):
-            found["ids" if _looks_up(view, value) else "positions"].append(value)
-        elif len(shape) == 2 and any(True for _ in uses(value)):  # its length is not tied to the cache's in all graphs
-            found["padding"].append(value)
-    rotating = [value for value in found["ids"] if len(found["ids"]) > 1 and _rotates(view, value)]
-    found["ids"] = [value for value in found["ids"] if value not in rotating]
-    found["positions"] += rotating
-    for role, values in found.items():
-        if len(values) > 1:
-            names = " and ".join(str(value.name) for value in values)
-            raise Refused("decode-inputs", f"one input for {role}", names, "one")
-    if not found["ids"]:
-        raise Refused("decode-inputs", "token ids [B, S] that pick rows of an embedding", "none", "an input for ids")
-    one = {role: values[0] if values else None for role, values in found.items()}
-    assert one["ids"] is not None
-    return Roles(one["ids"], one["positions"], one["padding"])
-
-
-def _looks_up(view: GraphView, value: ir.Value) -> bool:
-    return vocabulary(view, value) is not None
-
-
-def _rotates(view: GraphView, value: ir.Value) -> bool:
-    """Whether the rows that numbers pick only ever multiply something: cosines and sines, never a sum of embeddings."""
-    pending, seen = [value], {id(value)}
-    while pending:
-        item = pending.pop()
-        for node, place in uses(item):
-            others = [other for other in node.inputs if other is not None and not view.is_constant(other)]
-            definition = lookup(node.domain, node.op_type)
-            moves = definition is not None and definition.kind == "move"
-            scales = node.op_type in ("Mul", "Div") and len(others) == 1
-            if moves or scales or node.op_type == "Cast" or (node.op_type == "Gather" and place == 1):
-                fresh = [output for output in node.outputs if id(output) not in seen]
-                seen |= {id(output) for output in fresh}
-                pending += fresh
-            elif node.op_type == "Mul":
-                if others[0] is others[1]:
-                    return False
-            elif node.op_type not in ("RotaryEmbedding", "Shape", "Size"):
-                return False
-    return True
-
-
-def vocabulary(view: GraphView, ids: ir.Value) -> int | None:
-    """Rows of the table of floats that ids pick from; None where they pick from none."""
-    for node, place in uses(ids):
-        rows = None
-        if node.op_type in ("Cast", "Identity"):
-            rows = vocabulary(view, node.outputs[0])
-        elif place == 1 and node.op_type == "Gather" and int(view.attrs(node).get("axis", 0)) == 0:
-            table = view.tensor(node.inputs[0])
-            rows = table.shape.numpy()[0] if table is not None and "float" in dtype_name(node.inputs[0]) else None
-        elif place == 1 and node.op_type == "GatherBlockQuantized":
-            scales = view.tensor(node.inputs[2])
-            rows = None if scales is None else scales.shape.numpy()[0]
-        if rows is not None:
-            return int(rows)
-    return None
 
 
 def trials(view: GraphView, growths: Sequence[Growth], roles: Roles, first: Trial) -> list[Trial]:
