@@ -26,5 +26,5 @@ def skip_where_products_saturate(name: str) -> None:
     """Skips a test of a graph that onnxruntime quantised, whose results were recorded on an exact machine."""
     if "ortdynint8" in name and not sums_8_bits_exactly():
         pytest.skip(
-            "onnxruntime sums products of 8-bit numbers in 16 bits on this machine: recorded results are others"
+            "onnxruntime sums products of 8-bit numbers in 16 bits here: recorded results are others"
         )
