@@ -25,6 +25,4 @@ def sums_8_bits_exactly() -> bool:
 def skip_where_products_saturate(name: str) -> None:
     """Skips a test of a graph that onnxruntime quantised, whose results were recorded on an exact machine."""
     if "ortdynint8" in name and not sums_8_bits_exactly():
-        pytest.skip(
-            "onnxruntime sums products of 8-bit numbers in 16 bits here: recorded results are others"
-        )
+        pytest.skip("onnxruntime sums products of 8-bit numbers in 16 bits here: recorded results are others")
