@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -83,8 +84,11 @@ def single(symbolic: Symbolic, sym: Sym) -> Part | None:
 
 def read_parameters(symbolic: Symbolic, sym: Sym) -> Parameters | Reason:
     """Takes the factors common to all main terms, and the terms without a token, off ``sym[T, N, D]``."""
+    rows = _rows_of_one_token(symbolic, sym) if sym.shape[0] == 1 else []
     fixed = (sym.atom == sym.atom[:, :, :1]).all(axis=2)
     constant_term = fixed.all(axis=1) & (sym.coef == sym.coef[:, :1]).all(axis=1)
+    for source in rows:
+        constant_term &= ~_inside(source, sym.atom).any(axis=(1, 2))
     is_offset = constant_term & (sym.coef[:, 0] != 0)
     counts = is_offset.sum(axis=0)
     if counts.max() > 1 or counts.min() != counts.max():
@@ -103,15 +107,34 @@ def read_parameters(symbolic: Symbolic, sym: Sym) -> Parameters | Reason:
         if not coef.any():
             return Reason("quant-form", "quantised row", "constants only", "rows that depend on the token")
     main = tidy(Sym(coef, atom))
-    return _common_factors(symbolic, main.coef, main.atom, offset)
+    factors = [source for source in symbolic.sources if source not in rows]
+    return _common_factors(factors, main.coef, main.atom, offset)
 
 
-def _common_factors(symbolic: Symbolic, coef: Array, atom: Array, offset: Scale | None) -> Parameters:
+def _inside(source: Source, atoms: Array) -> Array:
+    """Which atoms are elements of a source, or their reciprocals."""
+    result: Array = (np.abs(atoms) >= source.base) & (np.abs(atoms) < source.base + int(np.prod(source.shape)))
+    return result
+
+
+def _rows_of_one_token(symbolic: Symbolic, sym: Sym) -> list[Source]:
+    """Where a graph of one token says nothing of what changes with it: the sources that rows come from.
+
+    These are computed from inputs of the graph; where none is, the largest input. Should that be a parameter the rows
+    are not found in it, and nothing fuses.
+    """
+    used = [source for source in symbolic.sources if _inside(source, sym.atom).any()]
+    open_ones = [source for source in used if not symbolic.view.is_constant(source.value)]
+    computed = [source for source in open_ones if source.value.producer() is not None]
+    return computed or sorted(open_ones, key=lambda source: int(np.prod(source.shape)))[-1:]
+
+
+def _common_factors(sources: Sequence[Source], coef: Array, atom: Array, offset: Scale | None) -> Parameters:
     """Pulls the factors and the number that all terms share out of them."""
     live = coef != 0
     scale: Scale | None = None
-    for source in symbolic.sources:
-        inside = (np.abs(atom) >= source.base) & (np.abs(atom) < source.base + int(np.prod(source.shape)))
+    for source in sources:
+        inside = _inside(source, atom)
         if not ((inside.sum(axis=1) == 1) | ~live).all():
             continue
         own = np.where(inside, atom, 0).sum(axis=1)
@@ -137,7 +160,7 @@ def _parameter(symbolic: Symbolic, coef: Array, atoms: Array) -> Scale | Reason:
     parts: list[tuple[Part, bool]] = []
     rest = atoms
     for source in symbolic.sources:
-        inside = (np.abs(rest) >= source.base) & (np.abs(rest) < source.base + int(np.prod(source.shape)))
+        inside = _inside(source, rest)
         if not inside.any():
             continue
         row = np.where(inside, rest, 0).sum(axis=0)

@@ -114,6 +114,8 @@ def batch_and_tokens(total: int, *shapes: tuple[int, ...]) -> tuple[int, int] | 
                 return pair
         if len(sizes) == 1 and 1 < sizes[0] < total and total % sizes[0] == 0:
             return total // sizes[0], sizes[0]
+        if sizes == [total] and len(shape) > 1:  # one batch entry, or one token of each
+            return (total, 1) if shape[0] == total else (1, total)
     return None
 
 

@@ -10,6 +10,7 @@ import fusion
 from fusion import FusionResult
 from ir_ops.npz import load_npz
 from tests.conftest import DATA
+from tests.machine import skip_where_products_saturate
 
 GRAPHS = {
     "dsv2_hfexporter18_fp32_latentcache": {"AddRmsNorm": 2, "RmsNorm": 3, "ApplyRotaryPosEmb": 1, "SwiGlu": 1},
@@ -45,6 +46,7 @@ def test_every_block_is_found(name: str) -> None:
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "body"])
 def test_recorded_outputs_are_met(name: str, kernel: bool) -> None:
+    skip_where_products_saturate(name)
     record = load_npz(DATA / "graphs" / f"{name}.npz")
     verified = fusion.verify(DATA / "graphs" / f"{name}.onnx", fused(name).model, inputs=record, kernel=kernel)
     assert verified.ok, verified.differences

@@ -78,7 +78,8 @@ def open_group_query_attention(
         Refused: an attribute, an operand or a result that is not handled.
     """
     read = _read(view, survey, node)
-    tokens = shared.tokens(emit, read["query"], read["seqlens_k"], read["total_sequence_length"])
+    form = survey.shape(read["query"]) or ()
+    tokens = shared.tokens(emit, read["query"], read["seqlens_k"], read["total_sequence_length"], form)
     query, key, value = _by_head(emit, read)
     if read.turned:
         positions = read.operands["position_ids"] or tokens.positions
@@ -107,15 +108,18 @@ def _read(view: GraphView, survey: Survey, node: ir.Node) -> _Node:
         _refuse(node, "the output output_qk", "attention, keys and values")
     _check_caches(node, operands)
     heads, kv_heads = int(attrs.get("num_heads", 0)), int(attrs.get("kv_num_heads", 0))
-    if kv_heads < 1 or heads % kv_heads:
+    if kv_heads < 1 or heads < 1 or heads % kv_heads:
         _refuse(node, f"num_heads = {heads}, kv_num_heads = {kv_heads}", "a whole number of heads for each of keys")
     width = _width(survey, node, operands, heads, kv_heads)
     turned = _turned(node, operands, width) if int(attrs.get("do_rotary", 0)) else 0
     window = int(attrs.get("local_window_size", -1))
     if window == 0:
         _refuse(node, "local_window_size = 0", "-1, or tokens of a window")
+    softcap = float(attrs.get("softcap", 0.0))
+    if softcap < 0:
+        _refuse(node, f"softcap = {softcap:g}", "0, or a cap")
     scale = float(attrs.get("scale", 0.0)) or 1.0 / math.sqrt(width)
-    return _Node(operands, heads, kv_heads, width, scale, float(attrs.get("softcap", 0.0)), window, turned,
+    return _Node(operands, heads, kv_heads, width, scale, softcap, window, turned,
                  bool(int(attrs.get("rotary_interleaved", 0))))  # fmt: skip
 
 
@@ -154,9 +158,10 @@ def _width(survey: Survey, node: ir.Node, operands: dict[str, ir.Value | None], 
             _refuse(node, f"{name} of the shape {'unknown' if own_shape is None else list(own_shape)}",
                     f"[B, S, {kv_heads} heads of {width}]")  # fmt: skip
     for name in ("past_key", "past_value"):
-        own = (dims_of(operands[name]) or (None,))[-1]  # type: ignore[arg-type]
-        if isinstance(own, int) and own != width:
-            _refuse(node, f"{name} with {own} columns", f"{width}, as the queries have")
+        dims = dims_of(operands[name]) or ()  # type: ignore[arg-type]
+        for own, wanted, what in zip(dims[1::2], (kv_heads, width), ("heads", "columns"), strict=False):
+            if isinstance(own, int) and own != wanted:
+                _refuse(node, f"{name} with {own} {what}", f"{wanted}, as the operator has")
     return width
 
 
@@ -167,7 +172,8 @@ def _turned(node: ir.Node, operands: dict[str, ir.Value | None], width: int) -> 
         table = operands[name]
         dims = None if table is None else dims_of(table)
         if dims is None or len(dims) != 2 or not isinstance(dims[1], int) or not 0 < 2 * dims[1] <= width:
-            _refuse(node, f"do_rotary with {name} {'none' if dims is None else list(dims)}",
+            found = "none" if table is None else "of unknown dims" if dims is None else str(list(dims))
+            _refuse(node, f"do_rotary with {name} {found}",
                     f"a table of [M, up to {width // 2}]")  # fmt: skip
         else:
             sizes.append(2 * dims[1])

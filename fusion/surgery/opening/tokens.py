@@ -7,7 +7,7 @@ columns     the keys: P cached ones, of which the first begin[b] are those of b,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -111,9 +111,14 @@ class SharedTokens:
         found: T = self._kept[key]
         return found
 
-    def tokens(self, emit: Emitter, rows: ir.Value, last: ir.Value, total: ir.Value) -> Tokens:
-        """:func:`count_tokens`; nodes with the same lengths are of the same call, and have as many new tokens."""
-        return self.once(("tokens", id(last), id(total)), lambda: count_tokens(emit, rows, last, total))
+    def tokens(self, emit: Emitter, rows: ir.Value, last: ir.Value, total: ir.Value, form: Sequence[int]) -> Tokens:
+        """:func:`count_tokens`, once for rows of one form with the same lengths.
+
+        Args:
+            form: dims of the rows in a trial, so that what has another number of tokens is told apart.
+        """
+        key = ("tokens", id(last), id(total), *form[:2])
+        return self.once(key, lambda: count_tokens(emit, rows, last, total))
 
     def seen(self, emit: Emitter, tokens: Tokens, window: int) -> ir.Value:
         return self.once(("seen", id(tokens.columns), window), lambda: seen(emit, tokens, window))

@@ -16,6 +16,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+import custom_ort
 import fusion
 from custom_ort import DecodeSession
 from fusion import FusionResult
@@ -59,6 +60,30 @@ def test_greedy_decoding_is_that_of_the_genai_graph_in_onnxruntime(path: Path, l
         assert (logits.argmax(axis=-1) == chosen)[certain].all()
         logits = session.step(chosen, sequences)
         wanted = np.stack([alone.run(state, [number]) for state, number in zip(states, chosen, strict=True)])
+
+
+@pytest.mark.parametrize("path", [NORMED, PACKED], ids=lambda path: path.stem)
+def test_a_batch_decodes_as_onnxruntime_decodes_it_padded_on_the_right(path: Path) -> None:
+    """New rows go behind each sequence's tokens, into the padding: lengths are sums of the mask."""
+    rng = np.random.default_rng(6)
+    lengths = np.array([7, 1, 12])
+    prompts = [rng.integers(0, 64, length).tolist() for length in lengths]
+    original = custom_ort.session(onnx.load_model(path))
+    names = [item.name for item in original.get_inputs() if "past" in item.name]
+    caches = {name: np.zeros((3, 2, 0, FILES[path]), np.float32) for name in names}
+    ids = np.array([prompt + [0] * (12 - len(prompt)) for prompt in prompts])
+    mask = (np.arange(12) < lengths[:, None]).astype(np.int64)
+    last = lengths - 1
+    session = DecodeSession(converted(path).model, capacity=96, max_sequences=3)
+    sequences, logits = session.prefill(prompts)
+    for _ in range(16):
+        results = custom_ort.run(original, {"input_ids": ids, "attention_mask": mask, **caches})
+        wanted = results["logits"][np.arange(3), last]
+        assert np.abs(logits - wanted).max() <= BOUNDS[path]
+        caches = {name: results[name.replace("past_key_values", "present")] for name in names}
+        ids, last = wanted.argmax(axis=-1)[:, None], np.zeros(3, np.int64)
+        mask = np.concatenate([mask, np.ones((3, 1), np.int64)], axis=1)
+        logits = session.step(ids[:, 0], sequences)
 
 
 @pytest.mark.parametrize("form", ["auto", "contiguous"])

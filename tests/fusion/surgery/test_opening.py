@@ -220,6 +220,8 @@ REFUSED = {
     "a present that nobody gets": (without_present(), "present of past_value"),
     "a past of another type": (edited(Form(), past_key=TensorProto.FLOAT16), "past_key of float16"),
     "a past of another width": (edited(Form(), past_value=["B", 2, "P", 8]), "past_value with 8 columns"),
+    "a past of other heads": (edited(Form(), past_key=["B", 3, "P", 16]), "past_key with 3 heads"),
+    "a cap below nothing": (with_attrs(softcap=-1.0), "softcap = -1"),
     "keys of another width": (edited(Form(), key=["B", "S", 48]), "key of the shape"),
     "queries that are not whole heads": (edited(Form(), query=["B", "S", 62]), "queries of the shape"),
 }  # fmt: skip

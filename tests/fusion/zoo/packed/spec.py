@@ -92,7 +92,7 @@ def parameters(spec: Packed) -> dict[str, Array]:
         "scale_v": rng.uniform(15.0, 40.0, shape).astype(np.float32),
         "offset_k": rng.integers(-9, 9, shape).astype(np.float32),
         "offset_v": rng.integers(-9, 9, shape).astype(np.float32),
-        "weight": rng.integers(-90, 90, (HIDDEN, spec.width)).astype(np.int8),
+        "weight": rng.integers(-63, 64, (HIDDEN, spec.width)).astype(np.int8),
         "weight_step": rng.uniform(2e-3, 4e-3, spec.width).astype(np.float32),
     }
     kind = spec.bias if spec.rows == "sums" else spec.dtype
