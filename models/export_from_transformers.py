@@ -120,7 +120,8 @@ def export(
     model = decoder(family, dtype, layers, seed, small=small)
     import torch
 
-    wrapped = _static(model) if cache == "static" else _growing(model)
+    # an exporter sets the model back to the mode that its wrapper is in
+    wrapped = (_static(model) if cache == "static" else _growing(model)).eval()
     names, call = _call(model.config, cache, getattr(torch, dtype), layers, seed)
     outputs = _output_names(cache, layers)
     with torch.no_grad():

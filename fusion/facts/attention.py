@@ -150,6 +150,8 @@ class AttentionReader:
         if isinstance(sides, str):
             return NoAttention(node, "keys and values that are rows of growing caches, or projected from them", sides)
         key, value, latent = sides
+        if latent is None:
+            key, value = (self._broadcast(operand, query) for operand in (key, value))
         guard = self._guard(out)
         return Attention(
             query, key, value, chain.start, inner, tuple(chain.masks), out, node, guard=guard, latent=latent
@@ -278,6 +280,13 @@ class AttentionReader:
         operands = [Operand(growth, latent.factor, 1, 1, (self._probe.shape(growth.past) or (0,))[-1])
                     for growth in found if growth is not None]  # fmt: skip
         return operands[0], operands[1], latent
+
+    def _broadcast(self, operand: Operand, query: ir.Value) -> Operand:
+        """One head that a product takes for all heads of the queries ``[B, N, S, D]``."""
+        shape = self._probe.shape(query)
+        if operand.heads != 1 or shape is None or len(shape) != 4:
+            return operand
+        return replace(operand, heads=shape[1], groups=shape[1])
 
     def _operand(self, value: ir.Value, tokens: int, *, turned: bool, heads: int = 0) -> Operand | str:
         """A product's operand ``[..., T, D]`` (``turned``: ``[..., D, T]``) as rows of a cache, else why not.

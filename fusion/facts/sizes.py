@@ -142,6 +142,8 @@ class Sizes:
     def _unified(self, left: int, right: int, divides: bool) -> bool:
         if divides and self.multiple > 1 and self._tie_divisible(left, right):
             return True
+        if divides and self._tie_factor(left, right):
+            return True
         for a, b in ((left, right), (right, left)):
             for scale in self._common_scales(a, b):
                 if self._tie(a // scale, b // scale):
@@ -194,6 +196,17 @@ class Sizes:
                 if other != symbol and 0 < self.size(other) < right and right % self.size(other) == 0:
                     self._rule[symbol], self._factor[symbol] = ("scale", (other,)), right // self.size(other)
                     return True
+        return False
+
+    def _tie_factor(self, left: int, right: int) -> bool:
+        """One of two symbols whose product is to be divided, the first: ``[B, T]`` seen as ``[batch, -1]``."""
+        free = [root for root in self._roots() if root not in self._rule]
+        for a, b in itertools.combinations(free, 2):
+            if self.size(a) * self.size(b) == left:
+                for other in free:
+                    if other not in (a, b) and self.size(other) == right:
+                        self._join(other, a)
+                        return True
         return False
 
     def _tie_divisible(self, left: int, right: int) -> bool:

@@ -22,8 +22,7 @@ from ir_ops.dtypes import Array
 
 _SIZES_ONLY = ("Shape", "Size", "Squeeze", "Unsqueeze", "Gather", "Slice", "Cast", "Add", "Sub", "Concat", "Identity")
 """Steps on the way from a cache's shape to what is worth naming in a message."""
-_KEEP_FIRST = ("Cast", "Identity", "Add", "Sub", "Mul", "Div", "Neg", "Cos", "Sin", "Unsqueeze", "Expand", "Concat",
-               "MatMul", "Transpose")  # fmt: skip
+_KEEP_FIRST = ("Cast", "Identity", "Add", "Sub", "Mul", "Div", "Neg", "Cos", "Sin", "Unsqueeze", "Expand", "MatMul")
 """Operators that leave the first axis of positions where it is."""
 LONGEST = 16
 """Elements of the longest vector of sizes."""
@@ -161,34 +160,36 @@ class Retelling:
         while pending and trial is not None:
             for node, place in uses(pending.pop()):
                 try:
-                    shapes = [
-                        None if item is None else trial.probe.shape(item) for item in (*node.inputs, *node.outputs)
-                    ]
+                    own, *found = (
+                        trial.probe.shape(item) for item in (node.inputs[place], *node.outputs) if item is not None
+                    )
                 except (Conflict, OutOfRange, Unsupported):
                     return False
-                own, out = shapes[place], shapes[-1]
-                if len(node.outputs) != 1 or not own or not out or out[0] not in (1, trial.batch):
+                outs = [out for out in found if out and out[0] in (1, trial.batch)]
+                if not own or not outs or len(outs) < len(node.outputs):
                     return False
-                if not self._keeps_first(node, place, own, out, trial):
+                if not self._keeps_first(node, place, own, outs[0], trial):
                     return False
-                if out[0] == 1:
-                    pending.append(node.outputs[0])
+                pending += [item for item, out in zip(node.outputs, outs, strict=True) if out[0] == 1]
         return True
 
     def _keeps_first(self, node: ir.Node, place: int, own: tuple[int, ...], out: tuple[int, ...], trial: Trial) -> bool:
         attrs = self._view.attrs(node)
-        if node.op_type == "Gather":  # rows of a table, one for each position
-            return place == 1 and int(attrs.get("axis", 0)) == 0
-        if node.op_type not in _KEEP_FIRST or len(out) < len(own):
-            return False
+        axis = int(attrs.get("axis", 0))
+        if node.op_type == "Gather" and place == 1:  # rows of a table, one for each position
+            return axis == 0
+        if node.op_type in ("Gather", "Split", "Concat"):
+            return axis % len(own) != 0
+        if node.op_type == "Squeeze":
+            return not self._leads(node, trial, len(own))
         if node.op_type == "Transpose":
             return bool(next(iter(attrs.get("perm", [1]))) == 0)
-        if node.op_type == "Concat":
-            return int(attrs.get("axis", 0)) not in (0, -len(own))
+        if node.op_type not in _KEEP_FIRST or len(out) < len(own):
+            return False
         return len(out) == len(own) or (node.op_type == "Unsqueeze" and not self._leads(node, trial, len(out)))
 
     def _leads(self, node: ir.Node, trial: Trial, rank: int) -> bool:
-        """Whether an Unsqueeze puts an axis in front."""
+        """Whether an Unsqueeze puts an axis in front, or a Squeeze takes it away."""
         axes = node.inputs[1] if len(node.inputs) > 1 else None
         known = None if axes is None else trial.probe.known(axes).array
         return known is None or any(int(axis) % rank == 0 for axis in known.reshape(-1))

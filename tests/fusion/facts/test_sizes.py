@@ -52,6 +52,13 @@ def test_a_product_is_found_and_kept() -> None:
     assert sizes.size("T") == sizes.size("B") * sizes.size("S2")
 
 
+def test_rows_of_two_dims_that_are_counted_by_another_name_are_the_first() -> None:
+    """A mask [B, T] seen as [batch, -1]."""
+    sizes = sizes_of("batch", "B", "T")
+    assert sizes.unify(sizes.size("B") * sizes.size("T"), sizes.size("batch"), divides=True)
+    assert sizes.size("batch") == sizes.size("B") != sizes.size("T")
+
+
 def test_a_sum_is_found() -> None:
     sizes = sizes_of("past", "S", "total")
     assert sizes.unify(sizes.size("past") + sizes.size("S"), sizes.size("total"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 import fusion
 from ir_ops.decode_plan import read_plan
@@ -31,25 +31,55 @@ def learned(rows: int = POSITIONS, *, views: bool = True, name: str = "position_
     return edit
 
 
-def counted(e: Edit) -> None:
+def counted(e: Edit, split: bool = False) -> None:
     """The same, its positions counted from the length of the cache, with axes of their own for the angles."""
     learned()(e)
     places = e.op("Unsqueeze", "add_23", e.const([0]))
     angles = e.op("Cast", e.op("Unsqueeze", "add_23", e.const([0, 2])), to=TensorProto.FLOAT)
     angles = e.op("Mul", angles, e.op("Reshape", "m.model.rotary_emb.inv_freq", e.const([1, 1, -1])))
+    if split:
+        angles = e.op("Squeeze", e.op("Unsqueeze", angles, e.const([1])), e.const([1]))
+        halves = ["edit_low", "edit_high"]
+        e.graph.node.append(helper.make_node("Split", [angles], halves, axis=-1, num_outputs=2))
+        angles = e.op("Gather", e.op("Concat", *halves[::-1], axis=-1), e.const((np.arange(64) + 32) % 64), axis=-1)
     e.feed("val_3", 0, "input_ids")
     e.swap("mul_62", e.op("Expand", angles, e.op("Concat", "val_3", e.const([1, 1]), axis=0)))
     e.swap("position_ids", places)
     e.drop_input("position_ids")
 
 
-@pytest.mark.parametrize("builder", [learned(), learned(views=False), counted], ids=["given", "no view", "counted"])
+def counted_and_split(e: Edit) -> None:
+    """Their angles are taken apart by columns and put together again."""
+    counted(e, split=True)
+
+
+@pytest.mark.parametrize("builder", [learned(), learned(views=False), counted, counted_and_split])
 def test_positions_that_pick_rows_of_a_table_are_no_ids(builder: Builder) -> None:
     model = built("", builder)
     converted = fusion.fuse(model, cache="auto", block_size=16).model
     plan = read_plan({item.key: item.value for item in converted.metadata_props}, "model")
     assert (plan.inputs["ids"], plan.inputs["positions"]) == ("input_ids", "position_ids")
     decodes_alike(model, converted, 2e-5)
+
+
+def test_one_head_that_a_product_takes_for_all_is_repeated() -> None:
+    """Multi-query attention as Falcon writes it: keys [B, 1, T, D] beside queries [B, N, S, D]."""
+
+    def edit(e: Edit) -> None:
+        for part, rows in (("key", "add_320"), ("value", "transpose_2")):
+            e.feed(f"present.0.{part}", 1, e.op("Slice", rows, e.const([0]), e.const([1]), e.const([1])))
+            for item in (*e.graph.input, *e.graph.output):
+                if item.name in (f"past_key_values.0.{part}", f"present.0.{part}"):
+                    item.type.tensor_type.shape.dim[1].dim_value = 1
+        e.swap("_unsafe_view", "present.0.key")
+        e.swap("_unsafe_view_1", "present.0.value")
+        e.spelled()
+
+    model = built("", edit)
+    result = fusion.fuse(model, cache="auto", block_size=16)
+    (site,) = [site for site in result.sites if site.op == "FusedInferAttentionScore"]
+    assert (site.attrs["num_heads"], site.attrs["num_key_value_heads"]) == (4, 1)
+    decodes_alike(model, result.model, 2e-5)
 
 
 def test_tables_that_cannot_be_told_apart_are_refused() -> None:
