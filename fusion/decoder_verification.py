@@ -108,13 +108,16 @@ class _Grown:
         rows = vocabulary(view, roles.ids)
         assert rows is not None, "that ids pick rows of a table is how they are found"
         self.vocabulary = rows
+        batch, tokens = dims_of(roles.ids) or (None, None)
+        self.batch = batch if isinstance(batch, int) else 1
+        self.by_token = tokens == 1
 
     def new(self) -> _Sequence:
         return _Sequence(self)
 
 
 class _Sequence:
-    """Tokens of one sequence and the caches that hold them."""
+    """Tokens of one sequence and the caches that hold them; a fixed batch is as many times the same."""
 
     def __init__(self, decoder: _Grown) -> None:
         self._decoder, self._length = decoder, 0
@@ -123,17 +126,24 @@ class _Sequence:
             name = str(growth.past.name)
             dims = [size if isinstance(size, int) else 0 for size in dims_of(growth.past) or ()]
             kind = decoder.runner.types[name].np
-            self._caches[name] = np.zeros((1, dims[1], 0, dims[3]), kind)
+            self._caches[name] = np.zeros((decoder.batch, dims[1], 0, dims[3]), kind)
 
     def run(self, ids: list[int]) -> Array:
         """``[V]``: logits of the last of these tokens."""
-        runner, roles = self._decoder.runner, self._decoder.roles
+        if self._decoder.by_token:
+            for number in ids[:-1]:
+                self._run([number])
+            ids = ids[-1:]
+        return self._run(ids)
+
+    def _run(self, ids: list[int]) -> Array:
+        runner, roles, batch = self._decoder.runner, self._decoder.roles, self._decoder.batch
         total = self._length + len(ids)
-        feeds: dict[str, Array] = {**self._caches, str(roles.ids.name): np.array([ids])}
+        feeds: dict[str, Array] = {**self._caches, str(roles.ids.name): np.array([ids] * batch)}
         if roles.positions is not None:
-            feeds[str(roles.positions.name)] = np.arange(self._length, total)[None]
+            feeds[str(roles.positions.name)] = np.tile(np.arange(self._length, total), (batch, 1))
         if roles.padding is not None:
-            feeds[str(roles.padding.name)] = np.ones((1, total))
+            feeds[str(roles.padding.name)] = np.ones((batch, total))
         typed = {name: array.astype(_np(runner, name)) for name, array in feeds.items()}
         results = runner.run(typed)
         self._length = total

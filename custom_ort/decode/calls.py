@@ -98,20 +98,26 @@ class Batch:
 
 def batch_of(
     plan: DecodePlan, ids: Sequence[Array], positions: Sequence[Array], grown: Sequence[Growth], page_size: int,
-    capacity: int,
+    capacity: int, size: int | None,
 ) -> Batch:  # fmt: skip
     """What the roles of :mod:`ir_ops.decode_plan` hold, tokens on the left, padding on the right.
 
     Caches that are not paged have a batch row for each page: rows between the sequences of the call are there too, with
-    no tokens.
+    no tokens. So are those that a fixed batch has too many.
+
+    Args:
+        size: of the batch, None for as few as it takes; where caches are not paged the call is of one sequence then.
     """
     counts = [len(row) for row in ids]
     if plan.paged:
         rows, window = list(range(len(ids))), slice(None)
+        size = size or len(ids)
     else:
         pages = [item.pages[0] for item in grown]
-        rows, window = [page - min(pages) for page in pages], slice(min(pages), max(pages) + 1)
-    size, longest = max(rows) + 1, max(counts)
+        first = min(pages) - (min(pages) % size if size else 0)
+        size = size or max(pages) + 1 - first
+        rows, window = [page - first for page in pages], slice(first, first + size)
+    longest = max(counts)
     inputs: dict[str, Array] = {
         "ids": np.zeros((size, longest), np.int64),
         "positions": np.zeros((size, longest), np.int64),
@@ -153,8 +159,24 @@ def _check_port(port: CachePort, declared: Sequence[int | str | None], rows: int
                        wanted=f"dims of the model: {list(declared)}")  # fmt: skip
 
 
+def _fixed(dims: Sequence[int | str | None], where: str) -> tuple[int | None, bool]:
+    """The fixed batch of the ids ``[B, S]``, None where any goes, and whether they are one token of each sequence.
+
+    Raises:
+        BadModel: another number of tokens is fixed.
+    """
+    batch, tokens = (dim if isinstance(dim, int) and dim > 0 else None for dim in (*dims, None, None)[:2])
+    if len(dims) != 2 or tokens not in (None, 1):
+        raise BadModel("ids of any number of tokens, or of one", where=where, found=str(list(dims)), wanted="[B, S]")
+    return batch, tokens == 1
+
+
 class Call:
     """A session whose inputs are bound by role, with every cache output in the memory of its input.
+
+    Attributes:
+        batch: sequences of every run, None for any number.
+        one_token: the model was exported for one token of each sequence.
 
     Raises:
         BadModel: the plan names what the model does not have, or the model has inputs that the plan does not name.
@@ -172,6 +194,7 @@ class Call:
             found = f"no {missing[0]} in the model" if missing else f"input {free[0]} without a role"
             raise BadModel("the model does not fit its decode plan", where=where, found=found)
         declared = {entry.name: entry.shape for entry in session.get_inputs()}
+        self.batch, self.one_token = _fixed(declared[plan.inputs["ids"]], where)
         for port in plan.caches:
             _check_port(port, declared[port.input], plan.block_size, where)
         self._other = [name for name in outputs if name not in {port.output for port in plan.caches}]

@@ -37,6 +37,17 @@ class Growth:
     copy: tuple[int, int] | None
 
 
+def check_distinct(sequences: Sequence[int]) -> None:
+    """Refuses a call that names a sequence twice.
+
+    Raises:
+        BadInput: it does.
+    """
+    if len(set(sequences)) != len(sequences):
+        twice = next(number for number in sequences if sequences.count(number) > 1)
+        raise BadInput("a sequence is named twice in one call", found=str(twice), wanted="each sequence once")
+
+
 class PagePool:
     """All pages and all sequences.
 
@@ -114,10 +125,7 @@ class PagePool:
             BadInput: a sequence is unknown or named twice, would be longer than the capacity, or pages are short;
                 nothing is taken in that case.
         """
-        numbers = [sequence for sequence, _ in wanted]
-        if len(set(numbers)) != len(numbers):
-            twice = next(number for number in numbers if numbers.count(number) > 1)
-            raise BadInput("a sequence is named twice in one call", found=str(twice), wanted="each sequence once")
+        check_distinct([sequence for sequence, _ in wanted])
         grown: list[Growth] = []
         leaving: Counter[int] = Counter()  # readers that get a copy in this call: the last one keeps the page
         try:

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 
 from custom_ort.decode.calls import Call, Tokens, batch_of, one_each, ragged, whole
 from custom_ort.decode.memory import CacheMemory, check_rows
-from custom_ort.decode.pages import PagePool
+from custom_ort.decode.pages import PagePool, check_distinct
 from custom_ort.sessions import BFloat16, session
 from ir_ops.decode_plan import DecodePlan, read_plan
 from ir_ops.dtypes import Array
@@ -74,12 +74,14 @@ class DecodeSession:
         if pages is not None and not self.plan.paged:
             raise BadUsage("the caches of this model are not paged", found=f"pages {pages}", wanted="no pages")
         self.max_sequences = max_sequences
+        self._call = Call(self._session, self.plan, where)
+        if self._call.batch and not self.plan.paged:
+            full += -full % self._call.batch  # a run takes neighbouring caches, as many as there are in a batch
         count = full if pages is None else pages
         if count > MOST_PAGES:
             raise BadUsage(
                 "too many pages", found=str(count), wanted=f"at most {MOST_PAGES}", hint="a smaller capacity"
             )
-        self._call = Call(self._session, self.plan, where)
         try:
             self._memory = {
                 port.input: CacheMemory(port, self._call.dtype(port.input), count, page_size)
@@ -295,6 +297,7 @@ class DecodeSession:
         if len(rows) != len(numbers):
             raise BadInput("one row of ids for each sequence", found=f"{len(rows)} rows", wanted=str(len(numbers)))
         logits: Array | None = None
+        step = 1 if self._call.one_token else step
         for start in range(0, max(len(row) for row in rows), step):
             some = [place for place, row in enumerate(rows) if len(row) > start]
             part = self._run(
@@ -309,7 +312,23 @@ class DecodeSession:
         return logits
 
     def _run(self, numbers: tuple[int, ...], rows: list[Array], places: list[Array] | None) -> Array:
-        """One run of the model: logits of the last token of each sequence."""
+        """Logits of the last token of each sequence: in one run, or as many as it takes with a fixed batch."""
+        size = (self._call.batch if self.plan.paged else 1) or len(numbers)
+        if self._call.batch is None or len(numbers) <= size:
+            return self._run_together(numbers, rows, places)
+        check_distinct(numbers)
+        kept = {number: self._state(number) for number in numbers}
+        places = self._positions(numbers, rows, places)
+        try:
+            parts = [slice(start, start + size) for start in range(0, len(numbers), size)]
+            return np.concatenate([self._run_together(numbers[part], rows[part], places[part]) for part in parts])
+        except Exception:
+            for number in numbers:
+                self._pool.shrink(number, *kept[number])
+            raise
+
+    def _run_together(self, numbers: tuple[int, ...], rows: list[Array], places: list[Array] | None) -> Array:
+        """One run of the model."""
         self._call.check_ids(rows)
         places = self._positions(numbers, rows, places)
         grown = self._pool.grow([(number, len(row)) for number, row in zip(numbers, rows, strict=True)])
@@ -319,7 +338,8 @@ class DecodeSession:
                     used = self._pool[item.sequence].length % self._pool.page_size
                     for memory in self._memory.values():
                         memory.copy_page(*item.copy, used)
-            batch = batch_of(self.plan, rows, places, grown, self._pool.page_size, self.capacity)
+            batch = batch_of(self.plan, rows, places, grown, self._pool.page_size, self.capacity,
+                             self._call.batch)  # fmt: skip
             logits = self._call.run(batch, {name: memory.array for name, memory in self._memory.items()})
         except Exception:
             self._pool.drop(grown)

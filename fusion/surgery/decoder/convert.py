@@ -254,17 +254,18 @@ class _Rewriting:
         return Pages("NZ" if divides else "BSND", block_size)
 
     def _new_inputs(self) -> NewInputs:
+        alone = all(dim == 1 for dim in self._roles.ids.shape or (None,))
         return NewInputs(
-            self._input("slot_mapping", ir.DataType.INT64, ["batch_tokens"]),
+            self._input("slot_mapping", ir.DataType.INT64, [1 if alone else "batch_tokens"]),
             self._input("block_table", ir.DataType.INT32, ["batch", "blocks"]),
             self._input("query_lengths", ir.DataType.INT64, ["batch"]),
             self._input("kv_lengths", ir.DataType.INT64, ["batch"]),
         )
 
-    def _input(self, name: str, kind: ir.DataType, dims: list[str]) -> ir.Value:
+    def _input(self, name: str, kind: ir.DataType, dims: list[str | int]) -> ir.Value:
         """A new graph input, named after the ids' own dims where it shares them."""
         own = dict(zip(("batch", "tokens"), self._roles.ids.shape or (), strict=False))
-        shape = ir.Shape([own.get(dim, dim) for dim in dims])
+        shape = ir.Shape([own.get(dim, dim) if isinstance(dim, str) else dim for dim in dims])
         return ir.Value(name=name if name not in self._taken else self._emit.name(name), shape=shape,
                         type=ir.TensorType(kind))  # fmt: skip
 

@@ -90,22 +90,29 @@ def _equally_long(growths: Sequence[Growth], probe: Probe) -> Sizes | None:
 
 
 def trials(view: GraphView, growths: Sequence[Growth], roles: Roles, first: Trial) -> list[Trial]:
-    """Trials at all :data:`SIZES` that the graph's fixed dims allow.
+    """Trials at all :data:`SIZES` that the graph's fixed dims allow; a fixed batch, or one token, in place of theirs.
 
     Raises:
         Refused: less than two sizes can be tried.
     """
-    found = [trial for size in SIZES if (trial := _trial_of(view, growths, roles, first, *size)) is not None]
+    sizes = dict.fromkeys((*_allowed(roles, batch, tokens), past) for batch, tokens, past in SIZES)
+    found = [trial for size in sizes if (trial := _trial_of(view, growths, roles, first, *size)) is not None]
     if len(found) < 2:
         raise Refused("decode-sizes", "the graph runs at several sizes", f"{len(found)} of {len(SIZES)}",
-                      "dynamic batch, tokens and cache length", "export with dynamic shapes")  # fmt: skip
+                      "dynamic tokens (or 1) and cache length", "export with dynamic shapes")  # fmt: skip
     return found
 
 
 def far_trial(view: GraphView, growths: Sequence[Growth], roles: Roles, first: Trial, batch: int) -> Trial | None:
     """A trial with very many tokens in the cache; None where the graph runs at no such size."""
-    found = (_trial_of(view, growths, roles, first, batch, 2, past) for past in FAR)
+    found = (_trial_of(view, growths, roles, first, *_allowed(roles, batch, 2), past) for past in FAR)
     return next((trial for trial in found if trial is not None), None)
+
+
+def _allowed(roles: Roles, batch: int, tokens: int) -> tuple[int, int]:
+    """Batch and new tokens: the batch of the ids where it is fixed, one token where they have one."""
+    first, second = dims_of(roles.ids) or (None, None)
+    return (first if isinstance(first, int) else batch), (1 if second == 1 else tokens)
 
 
 def _trial_of(
