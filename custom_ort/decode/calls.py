@@ -98,7 +98,7 @@ class Batch:
 
 def batch_of(
     plan: DecodePlan, ids: Sequence[Array], positions: Sequence[Array], grown: Sequence[Growth], page_size: int,
-    capacity: int, size: int | None,
+    capacity: int, size: int | None = None,
 ) -> Batch:  # fmt: skip
     """What the roles of :mod:`ir_ops.decode_plan` hold, tokens on the left, padding on the right.
 

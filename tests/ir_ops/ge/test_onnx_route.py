@@ -349,8 +349,8 @@ def parser_json(attrs: dict[str, Any]) -> str:
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 class TestCpp:
-    @staticmethod
     @pytest.fixture(scope="class")
+    @staticmethod
     def parse(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple[int, dict[str, str]]]:
         """(operator, JSON) -> (status, attribute -> "kind value") of the compiled plugin."""
         folder = tmp_path_factory.mktemp("plugin")
