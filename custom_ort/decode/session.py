@@ -148,11 +148,10 @@ class DecodeSession:
             step = max((len(row) for row in rows), default=1) if chunk is None else whole("a chunk", chunk, 1)
             logits = self._in_chunks(numbers, rows, places, step)
         except Exception:
-            for number in numbers:
-                if new:
+            if new:
+                for number in numbers:
                     self._pool.free(number)
-                elif number in kept:
-                    self._pool.shrink(number, *kept[number])
+            self._put_back(kept)
             raise
         return numbers, logits
 
@@ -292,6 +291,11 @@ class DecodeSession:
         held = self._pool[number]
         return held.length, held.position
 
+    def _put_back(self, kept: Mapping[int, tuple[int, int]]) -> None:
+        """Sequences as :meth:`_state` saw them."""
+        for number, state in kept.items():
+            self._pool.shrink(number, *state)
+
     def _in_chunks(self, numbers: tuple[int, ...], rows: list[Array], places: list[Array] | None, step: int) -> Array:
         """Runs all tokens, at most ``step`` of a sequence at a time; the logits of the last tokens."""
         if len(rows) != len(numbers):
@@ -313,24 +317,22 @@ class DecodeSession:
 
     def _run(self, numbers: tuple[int, ...], rows: list[Array], places: list[Array] | None) -> Array:
         """Logits of the last token of each sequence: in one run, or as many as it takes with a fixed batch."""
+        self._call.check_ids(rows)
+        places = self._positions(numbers, rows, places)
         size = (self._call.batch if self.plan.paged else 1) or len(numbers)
         if self._call.batch is None or len(numbers) <= size:
             return self._run_together(numbers, rows, places)
         check_distinct(numbers)
         kept = {number: self._state(number) for number in numbers}
-        places = self._positions(numbers, rows, places)
         try:
             parts = [slice(start, start + size) for start in range(0, len(numbers), size)]
             return np.concatenate([self._run_together(numbers[part], rows[part], places[part]) for part in parts])
         except Exception:
-            for number in numbers:
-                self._pool.shrink(number, *kept[number])
+            self._put_back(kept)
             raise
 
-    def _run_together(self, numbers: tuple[int, ...], rows: list[Array], places: list[Array] | None) -> Array:
-        """One run of the model."""
-        self._call.check_ids(rows)
-        places = self._positions(numbers, rows, places)
+    def _run_together(self, numbers: tuple[int, ...], rows: list[Array], places: list[Array]) -> Array:
+        """One run of the model, at positions that have been checked."""
         grown = self._pool.grow([(number, len(row)) for number, row in zip(numbers, rows, strict=True)])
         try:
             for item in grown:
