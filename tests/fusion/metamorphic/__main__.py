@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +28,8 @@ COMPARED = 4
 """Of so many cases in which the meaning was kept, the results of one are compared; sites are counted in all."""
 SHRINKING = 20
 """Seconds for making one failing case smaller."""
+ROUND = 2500
+"""Edits of each sort after which a process reports: a long run says what it found while it runs."""
 BLOCKS = ("norm-", "rope-", "swiglu-", "dynamic-")
 
 
@@ -57,7 +59,7 @@ class Tally:
 def cases(seed: int, count: int) -> Iterator[tuple[Base, Steps, bool]]:
     """Cases until ``count`` edits of each sort were drawn, on one base after the other, in a random order."""
     rng = random.Random(seed)
-    graphs = bases()
+    graphs = list(bases())
     left = {False: count, True: count}
     while any(number > 0 for number in left.values()):
         rng.shuffle(graphs)
@@ -122,6 +124,10 @@ def _lost(failing: Failing) -> bool:
     return bool(unedited.sites) and judge(failing.model, [], unedited.sites).kind == "lost"
 
 
+def _so_far(total: Tally, started: float) -> str:
+    return f"{time.time() - started:.0f} s; edits {dict(total.edits)}; cases {dict(total.outcomes)}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=100_000, help="edits of each sort")
@@ -131,16 +137,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("out/metamorphic"))
     given = parser.parse_args()
     started, total = time.time(), Tally()
-    until, share = started + 60 * given.minutes, -(-given.count // given.jobs)
-    if given.jobs == 1:
-        total = explore(given.seed, share, given.out, until)
-    else:
-        with ProcessPoolExecutor(given.jobs) as pool:
-            runs = [pool.submit(explore, given.seed + 1000 * job, share, given.out, until) for job in range(given.jobs)]
-            for finished in runs:
-                total.add(finished.result())
-    print("\n".join(total.failures))
-    print(f"{time.time() - started:.0f} s; edits {dict(total.edits)}; cases {dict(total.outcomes)}")
+    until, rounds = started + 60 * given.minutes, -(-given.count // ROUND)
+    with ProcessPoolExecutor(given.jobs) as pool:
+        seeds = range(1000 * given.seed, 1000 * given.seed + rounds)
+        runs = [pool.submit(explore, seed, -(-given.count // rounds), given.out, until) for seed in seeds]
+        for finished in as_completed(runs):
+            tally = finished.result()
+            total.add(tally)
+            print(*tally.failures, _so_far(total, started), sep="\n", flush=True)
     print(f"by name: {dict(sorted(total.names.items()))}")
     print(f"meaning kept, sites kept: {100 * total.kept:.2f} %; wrong fusions: {total.outcomes['wrong']}")
     return int(total.kept < GOOD or total.outcomes["wrong"] > 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -68,10 +68,11 @@ class Base:
         return Counter(site.op for site in fusion.fuse(self.model).sites)
 
 
-def bases() -> list[Base]:
+@cache
+def bases() -> tuple[Base, ...]:
     """All that are small: an edit should not cost much."""
     found = [*_key_values(), *_queries(), *_packed(), *_latent(), *_blocks()]
-    return [*(base for base in found if len(base.model.graph.node) <= FEW_NODES), *_recorded()]
+    return (*(base for base in found if len(base.model.graph.node) <= FEW_NODES), *_recorded())
 
 
 def _key_values() -> Iterator[Base]:
