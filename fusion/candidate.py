@@ -12,9 +12,9 @@ import onnx_ir as ir
 from fusion.emit import Emitter
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import GraphView
-from fusion.facts.probe import Probe
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
-from fusion.facts.terms import Unreadable
+from fusion.facts.symbols.terms import Unreadable
+from fusion.facts.trial.probe import Probe
 from fusion.reduction import NONE, Reduction
 from fusion.result import Refusal
 from fusion.surgery.packing import Join

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, dims_of
 from fusion.facts.idle import idle_source
-from fusion.facts.settle import Survey
+from fusion.facts.trial.settle import Survey
 
 _ASKING = ("Shape", "Size")
 

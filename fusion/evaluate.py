@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, dtype_name
-from fusion.facts.probe import Probe
 from fusion.facts.semantics import Unsupported, lookup
+from fusion.facts.trial.probe import Probe
 from fusion.reduction import NONE, Reduction
 from ir_ops.dtypes import Array, by_name, by_onnx
 from ir_ops.numeric import NumpyNumeric

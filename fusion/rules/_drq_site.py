@@ -11,9 +11,9 @@ import onnx_ir as ir
 
 from fusion.candidate import Candidate, EmitterFactory, Refused
 from fusion.facts.analysis import Facts
+from fusion.facts.caches.rows import Row, positions_in
 from fusion.facts.graph import dtype_name
-from fusion.facts.rotated import rows_in
-from fusion.facts.rows import Row, positions_in
+from fusion.facts.rotary.rotated import rows_in
 from fusion.region import delivered_outside
 from fusion.rules import _cache_op as common
 from fusion.rules._drq_frame import CONTIGUOUS, Frame, Inputs
@@ -29,7 +29,7 @@ QUERY, KEY, VALUE = 0, 1, 2
 
 @dataclass(frozen=True)
 class Delivered:
-    """A value that the operator's output number ``place`` holds; ``order`` as in :mod:`fusion.facts.rotated`."""
+    """A value that the operator's output number ``place`` holds; ``order`` as in :mod:`fusion.facts.rotary.rotated`."""
 
     value: ir.Value
     place: int

@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from fusion.emit import Emitter
 from fusion.facts.graph import GraphView
-from fusion.facts.probe import Probe
-from fusion.facts.trials import shape_under
+from fusion.facts.trial.probe import Probe
+from fusion.facts.trial.trials import shape_under
 from fusion.rules._dims import dim_like
 
 

@@ -11,20 +11,20 @@ import onnx_ir as ir
 
 from fusion.candidate import Refused
 from fusion.emit import Emitter
+from fusion.facts.caches.rows import Row
+from fusion.facts.caches.written import WrittenView
 from fusion.facts.graph import GraphView, dtype_name
-from fusion.facts.norm import NormFact
-from fusion.facts.operand import Table
-from fusion.facts.parameters import Part, single
-from fusion.facts.probe import Numbers as SlotNumbers
-from fusion.facts.probe import Probe
-from fusion.facts.rotation import NotARotation, Rotation
-from fusion.facts.rows import Row
+from fusion.facts.norms.norm import NormFact
+from fusion.facts.rotary.rotation import NotARotation, Rotation
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
-from fusion.facts.settle import settle, start_sizes
-from fusion.facts.sizes import Sizes
-from fusion.facts.symbolic import Symbolic
-from fusion.facts.trials import with_ones
-from fusion.facts.written import WrittenView
+from fusion.facts.symbols.operand import Table
+from fusion.facts.symbols.parameters import Part, single
+from fusion.facts.symbols.symbolic import Symbolic
+from fusion.facts.trial.probe import Numbers as SlotNumbers
+from fusion.facts.trial.probe import Probe
+from fusion.facts.trial.settle import settle, start_sizes
+from fusion.facts.trial.sizes import Sizes
+from fusion.facts.trial.trials import with_ones
 from fusion.reduction import MATRIX_LIMIT, Numbers, Reduction, numbers_of_norm, small_sizes
 from fusion.region import closure
 from fusion.rules import _cache_op as common

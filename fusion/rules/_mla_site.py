@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
-from fusion.facts.rows import Row
+from fusion.facts.caches.rows import Row
 from fusion.region import delivered_outside
 from fusion.rules._kv_shapes import stand_ins, told_shapes
 from fusion.rules._mla_frame import Frame, Site

@@ -10,18 +10,18 @@ import onnx_ir as ir
 
 from fusion.candidate import Refused
 from fusion.emit import Emitter
+from fusion.facts.caches.rows import Row
 from fusion.facts.graph import GraphView, dtype_name
-from fusion.facts.heads import Heads
-from fusion.facts.norm import NormFact
-from fusion.facts.operand import Columns, Table
-from fusion.facts.parameters import Part
-from fusion.facts.probe import Numbers, Probe
-from fusion.facts.rotation import Rotation
-from fusion.facts.rows import Row
+from fusion.facts.norms.norm import NormFact
+from fusion.facts.rotary.heads import Heads
+from fusion.facts.rotary.rotation import Rotation
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
-from fusion.facts.settle import settle, start_sizes
-from fusion.facts.sizes import Sizes
-from fusion.facts.trials import with_ones
+from fusion.facts.symbols.operand import Columns, Table
+from fusion.facts.symbols.parameters import Part
+from fusion.facts.trial.probe import Numbers, Probe
+from fusion.facts.trial.settle import settle, start_sizes
+from fusion.facts.trial.sizes import Sizes
+from fusion.facts.trial.trials import with_ones
 from fusion.region import closure
 from fusion.rules import _cache_op as common
 from fusion.rules._dims import dim_like

@@ -11,9 +11,9 @@ import onnx_ir as ir
 
 from fusion.candidate import Candidate, EmitterFactory, Refused
 from fusion.facts.analysis import Facts
+from fusion.facts.caches.rows import Row, positions_in
 from fusion.facts.graph import dtype_name, uses
-from fusion.facts.heads import HeadAxis, Heads, head_axes, moved_on
-from fusion.facts.rows import Row, positions_in
+from fusion.facts.rotary.heads import HeadAxis, Heads, head_axes, moved_on
 from fusion.region import delivered_outside
 from fusion.rules import _cache_op as common
 from fusion.rules._kv_shapes import stand_ins, told_shapes

@@ -12,15 +12,15 @@ import onnx_ir as ir
 from fusion.candidate import Candidate, Refused
 from fusion.emit import Emitter
 from fusion.facts.analysis import Facts
-from fusion.facts.cache_write import CacheWrite
+from fusion.facts.caches.cache_write import CacheWrite
 from fusion.facts.graph import GraphView, dtype_name
-from fusion.facts.operand import Columns, columns_of
-from fusion.facts.parameters import Part
-from fusion.facts.probe import Probe
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported, lookup
-from fusion.facts.settle import settle, start_sizes
-from fusion.facts.symbolic import Source
-from fusion.facts.trials import FRESH_SEED
+from fusion.facts.symbols.operand import Columns, columns_of
+from fusion.facts.symbols.parameters import Part
+from fusion.facts.symbols.symbolic import Source
+from fusion.facts.trial.probe import Probe
+from fusion.facts.trial.settle import settle, start_sizes
+from fusion.facts.trial.trials import FRESH_SEED
 from fusion.rules import _block as block
 from fusion.rules import _cache_op as common
 from ir_ops.dtypes import Array

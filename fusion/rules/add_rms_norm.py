@@ -8,7 +8,7 @@ import onnx_ir as ir
 from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import dims_of, dtype_name
-from fusion.facts.norm import NormFact
+from fusion.facts.norms.norm import NormFact
 from fusion.result import Refusal
 from fusion.rules import _block as block
 from fusion.rules import _norm_block as norms

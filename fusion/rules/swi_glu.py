@@ -10,11 +10,11 @@ import onnx_ir as ir
 from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import dims_of, dtype_name
-from fusion.facts.parameters import Reason
-from fusion.facts.probe import Probe
 from fusion.facts.swiglu import GatedFact, activations, read_gated
-from fusion.facts.symbolic import Symbolic
-from fusion.facts.terms import Unreadable
+from fusion.facts.symbols.parameters import Reason
+from fusion.facts.symbols.symbolic import Symbolic
+from fusion.facts.symbols.terms import Unreadable
+from fusion.facts.trial.probe import Probe
 from fusion.folding import EXPERTS, FEWEST
 from fusion.result import Refusal
 from fusion.rules import _block as block

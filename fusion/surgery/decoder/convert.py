@@ -12,11 +12,11 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from fusion.candidate import Refused
 from fusion.emit import Emitter
+from fusion.facts.caches.growth import Growth, find_growths, kept_inside
 from fusion.facts.graph import GraphView, uses
-from fusion.facts.growth import Growth, find_growths, kept_inside
 from fusion.facts.integers import SIZES
-from fusion.facts.large_caches import find_large
 from fusion.facts.spine import find_spines
+from fusion.facts.trial.large_caches import find_large
 from fusion.facts.types import fill_types
 from fusion.result import Site
 from fusion.surgery.decoder.attend import attend

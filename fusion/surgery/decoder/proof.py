@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from fusion.candidate import Refused
 from fusion.evaluate import Evaluation
-from fusion.facts.attention import Attention
+from fusion.facts.attention.attention import Attention
 from fusion.facts.graph import GraphView
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
 from fusion.result import Proof
