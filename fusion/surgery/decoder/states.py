@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 import onnx_ir as ir
 
 from fusion.candidate import Refused
+from fusion.facts.caches.growth import Growth
 from fusion.facts.graph import GraphView, dtype_name, uses
-from fusion.facts.growth import Growth
-from fusion.facts.settle import inputs_behind
 from fusion.facts.spine import Spine
+from fusion.facts.trial.settle import inputs_behind
 from fusion.surgery.decoder.roles import Trial
 
 
