@@ -111,7 +111,7 @@ def _spelled(view: GraphView, survey: Survey, reduction: ir.Node) -> list[NormFa
             for use, _ in uses(value):
                 epsilon = _other_scalar(view, use, value)
                 if use.op_type == "Add" and epsilon is not None:
-                    facts.extend(_products(view, x, use, epsilon, mean, (*square_nodes, *mean.nodes, use)))
+                    facts.extend(_products(view, survey, x, use, epsilon, mean, (*square_nodes, *mean.nodes, use)))
     return facts
 
 
@@ -219,8 +219,9 @@ def _other_scalar(view: GraphView, node: ir.Node, value: ir.Value) -> float | No
 
 
 def _products(
-    view: GraphView, x: ir.Value, root: ir.Node, epsilon: float, mean: _Mean, nodes: tuple[ir.Node, ...]
-) -> list[NormFact]:
+    view: GraphView, survey: Survey, x: ir.Value, root: ir.Node, epsilon: float, mean: _Mean,
+    nodes: tuple[ir.Node, ...],
+) -> list[NormFact]:  # fmt: skip
     """Follows the mean forward as long as it stays a product, and picks the values that are the norm of x."""
     base, target = view.number(root.outputs[0]), view.number(x)
     algebra = Algebra(view, {base, target})
@@ -248,11 +249,12 @@ def _products(
             is_number = form.coef > 0 if mean.raw else np.isfinite(form.coef) and form.coef != 0
             if form.powers.get(base) == -0.5 and form.powers.get(target) == 1.0 and is_number:
                 complete.append((use.outputs[0], form))
-    return _chosen(view, x, complete, base, target, epsilon, mean, inner)
+    return _chosen(view, survey, x, complete, base, target, epsilon, mean, inner)
 
 
 def _chosen(
     view: GraphView,
+    survey: Survey,
     x: ir.Value,
     complete: list[tuple[ir.Value, Product]],
     base: int,
@@ -275,7 +277,7 @@ def _chosen(
         else:
             continue
         nodes = tuple(dict.fromkeys(inner[id(value)]))
-        fact = _fact(value, x, gamma, epsilon, mean, nodes, form.coef)
+        fact = _fact(survey, value, x, gamma, epsilon, mean, nodes, form.coef)
         before = chosen.get(key)
         if before is None or _rank(view, fact) < _rank(view, before):
             chosen[key] = fact
@@ -285,16 +287,22 @@ def _chosen(
 
 
 def _fact(
-    y: ir.Value, x: ir.Value, gamma: ir.Value | None, epsilon: float, mean: _Mean, nodes: tuple[ir.Node, ...],
-    factor: float,
+    survey: Survey, y: ir.Value, x: ir.Value, gamma: ir.Value | None, epsilon: float, mean: _Mean,
+    nodes: tuple[ir.Node, ...], factor: float,
 ) -> NormFact:  # fmt: skip
     if not mean.raw:
         return NormFact(y, x, gamma, epsilon, mean.count, nodes, factor)
-    # x * sqrt(n) / sqrt(sum + n * epsilon): where the width is told, what is not its root belongs to gamma
-    width = (dims_of(x) or (None,))[-1]
+    # x * sqrt(n) / sqrt(sum + n * epsilon): what is not the root of the width belongs to gamma
+    width = _width(survey, x)
     rest = factor / width**0.5 if isinstance(width, int) and width > 0 else 1.0
     count, rest = (factor**2, 1.0) if abs(rest - 1) < _ROUNDED else ((factor / rest) ** 2, rest)
     return NormFact(y, x, gamma, epsilon / count, count, nodes, rest)
+
+
+def _width(survey: Survey, x: ir.Value) -> int | None:
+    """The last dim: a weight has as many elements, so that it is the same at every size that is tried."""
+    dims = dims_of(x) or survey.shape(x)
+    return dims[-1] if dims and isinstance(dims[-1], int) else None
 
 
 def _rank(view: GraphView, norm: NormFact) -> tuple[bool, bool, int]:

@@ -26,7 +26,7 @@ from tests.fusion.metamorphic.shrink import Failing, shrink
 GOOD = 0.995
 COMPARED = 4
 """Of so many cases in which the meaning was kept, the results of one are compared; sites are counted in all."""
-SHRINKING = 20
+SHRINKING = {"wrong": 30, "lost": 5}
 """Seconds for making one failing case smaller."""
 ROUND = 2500
 """Edits of each sort after which a process reports: a long run says what it found while it runs."""
@@ -94,7 +94,7 @@ def _failure(base: Base, steps: Steps, breaking: bool, outcome: Outcome, out: Pa
     if out is not None:
         model, _ = edited(base, steps)
         name = f"{outcome.kind}_{base.name}_{'_'.join(name for name, _ in steps)}".replace(" ", "_")
-        small = _smallest(base, model, outcome, min(SHRINKING, until - time.time()))
+        small = _smallest(base, model, outcome, min(SHRINKING[outcome.kind], until - time.time()))
         out.mkdir(parents=True, exist_ok=True)
         onnx.save_model(small.model, out / f"{name}.onnx")
         np.savez_compressed(out / f"{name}.npz", **feed_of_others(small.feeds, small.model))
