@@ -41,7 +41,7 @@ def _for_all_axes(n: NodeCall, amounts: list[int]) -> Any:
 
 
 @converts("Conv", dtypes="float32, float16, bfloat16", ge="PadV3, StridedSliceV2, Mul, Add",
-          note="over one axis, each channel by itself, step 1: the short convolution in front of linear attention")  # fmt: skip
+          note="over one axis, channel by channel, step 1: the short one in front of linear attention")  # fmt: skip
 def conv(n: NodeCall) -> Result:
     n.require(*FLOATS)
     channels, each, *kernel = n.shape(1)
