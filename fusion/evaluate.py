@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,12 +52,14 @@ class Evaluation:
         feeds: id of a value -> its array.
         wide: float64 instead of the graph's float types.
         reduction: sizes that the feeds have smaller than the graph.
+        anew: ids of values that feeds change the shapes of: the probe is not asked for them.
     """
 
     def __init__(
-        self, view: GraphView, probe: Probe, feeds: Mapping[int, Array], wide: bool, reduction: Reduction = NONE
-    ) -> None:
-        self.view, self.probe, self.wide, self.reduction = view, probe, wide, reduction
+        self, view: GraphView, probe: Probe, feeds: Mapping[int, Array], wide: bool, reduction: Reduction = NONE,
+        anew: Container[int] = (),
+    ) -> None:  # fmt: skip
+        self.view, self.probe, self.wide, self.reduction, self._anew = view, probe, wide, reduction, anew
         self._memo: dict[int, Array] = dict(feeds)
 
     def value(self, value: ir.Value) -> Array:
@@ -82,7 +84,7 @@ class Evaluation:
             if node is None:
                 raise Unsupported(f"no feed for {top.name}")
             missing = [item for item in node.inputs if item is not None and id(item) not in self._memo]
-            if missing and node.op_type in ("Shape", "Size"):
+            if missing and node.op_type in ("Shape", "Size") and id(missing[0]) not in self._anew:
                 # the content may be asked for later: only the shape is known
                 operands = [self._shape_only(missing[0])]
             elif missing:
@@ -110,7 +112,7 @@ class Evaluation:
             array = self._at_trial_size(value, np.asarray(tensor.numpy()))
             return self.reduction.constant(id(value), self._typed(array))
         node = value.producer()
-        if node is None or node.graph is None or self.probe.is_given(value):
+        if node is None or node.graph is None or id(value) in self._anew or self.probe.is_given(value):
             return None
         known = self.probe.known(value)
         if known.array is not None and not known.taint:

@@ -27,6 +27,7 @@ from fusion.surgery.decoder.meaning import find_roles
 from fusion.surgery.decoder.mixing import find_mixing
 from fusion.surgery.decoder.roles import Roles, Trial, far_trial, first_trial, trials
 from fusion.surgery.decoder.sites import DecoderSite, find_sites, narrowed, quantised
+from fusion.surgery.decoder.states import check_states
 from fusion.surgery.opening import open_steps
 from fusion.verification import Arrays
 from ir_ops.decode_plan import KEY, CachePort, DecodePlan
@@ -120,6 +121,7 @@ def read_decoder(model: ir.Model) -> tuple[GraphView, list[Growth], Trial, Roles
                       "one for each layer", "export with standard operators" if inside
                       else "a model with static or paged caches needs no conversion")  # fmt: skip
     first = first_trial(view, growths)
+    check_states(view, spines, growths, first)
     return view, growths, first, replace(find_roles(view, growths, first), counted=opened > 0)
 
 
