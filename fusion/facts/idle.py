@@ -22,6 +22,9 @@ _Rule = Callable[[GraphView, ir.Node, Shape], ir.Value | None]
 
 _FLAT = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 """Operators that keep every element in its order."""
+_CONTENT = (ir.AttributeType.TENSOR, ir.AttributeType.TENSORS, ir.AttributeType.SPARSE_TENSOR,
+            ir.AttributeType.SPARSE_TENSORS, ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)  # fmt: skip
+"""Attributes that are not compared: two If with other branches are not one."""
 _MOST = 8
 """Elements of the longest constant that is looked at."""
 
@@ -200,7 +203,9 @@ def computed_alike(view: GraphView, value: ir.Value, other: ir.Value) -> bool:
     node, its = value.producer(), other.producer()
     if value is other or node is None or its is None:
         return value is other
-    alike = (node.op_type, node.domain) == (its.op_type, its.domain) and node.op_type not in (*RANDOM, "Constant")
+    if any(attr.type in _CONTENT for attr in (*node.attributes.values(), *its.attributes.values())):
+        return False
+    alike = (node.op_type, node.domain) == (its.op_type, its.domain) and node.op_type not in RANDOM
     operands = len(node.inputs) == len(its.inputs) and all(a is b for a, b in zip(node.inputs, its.inputs, strict=True))
     return alike and operands and len(node.outputs) == len(its.outputs) == 1 and view.attrs(node) == view.attrs(its)
 
