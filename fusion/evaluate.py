@@ -20,6 +20,14 @@ MAX_RANK = 8
 """Elements of the longest constant that is taken for a shape."""
 
 
+class NoFeed(Unsupported):
+    """A graph input that is needed and not given."""
+
+    def __init__(self, value: ir.Value) -> None:
+        super().__init__(f"no feed for {value.name}")
+        self.value = value
+
+
 class WideNumeric(NumpyNumeric):
     """The numpy backend with float64 in place of every float type but the 8-bit ones.
 
@@ -82,7 +90,7 @@ class Evaluation:
                 continue
             node = top.producer()
             if node is None:
-                raise Unsupported(f"no feed for {top.name}")
+                raise NoFeed(top)
             missing = [item for item in node.inputs if item is not None and id(item) not in self._memo]
             if missing and node.op_type in ("Shape", "Size") and id(missing[0]) not in self._anew:
                 # the content may be asked for later: only the shape is known

@@ -22,7 +22,7 @@ class AddRmsNormRule:
     """See the module's text."""
 
     op = OP
-    size = 9
+    size = 6  # behind the rotations: where a rotated row is normalised, the sum is theirs
 
     def match(self, facts: Facts, new_emitter: EmitterFactory) -> tuple[list[Candidate], list[Refusal]]:
         candidates, refusals = [], []

@@ -18,7 +18,7 @@ class RmsNormRule:
     """See the module's text."""
 
     op = OP
-    size = 6
+    size = 5
 
     def match(self, facts: Facts, new_emitter: EmitterFactory) -> tuple[list[Candidate], list[Refusal]]:
         candidates, refusals = [], []

@@ -293,6 +293,36 @@ class AttentionReader:
 
         That of a layer with the structure of an earlier one is not read again.
         """
+        value, factor = self._unscaled(value)
+        found = self._like_before(value, tokens, turned=turned, heads=heads)
+        return found if isinstance(found, str) else replace(found, factor=found.factor * factor)
+
+    def _unscaled(self, value: ir.Value) -> tuple[ir.Value, float]:
+        """What is behind products with numbers that follow from shapes (the root of a width), and their product."""
+        factor = 1.0
+        for _ in range(BUDGET):
+            node = value.producer()
+            if node is None or node.op_type not in ("Mul", "Div") or node.domain not in ("", "ai.onnx"):
+                break
+            left, right = node.inputs
+            number, other = self._number(right), left
+            if number is None and node.op_type == "Mul":
+                number, other = self._number(left), right
+            if number is None or other is None or number == 0.0:
+                break
+            factor, value = (factor * number if node.op_type == "Mul" else factor / number), other
+        return value, factor
+
+    def _number(self, value: ir.Value | None) -> float | None:
+        """The one number that a computed value is, whatever the data."""
+        if value is None or value.producer() is None:
+            return None
+        known = self._probe.known(value)
+        return (
+            None if known.array is None or known.taint or known.array.size != 1 else float(known.array.reshape(-1)[0])
+        )
+
+    def _like_before(self, value: ir.Value, tokens: int, *, turned: bool, heads: int) -> Operand | str:
         text, values = outline(self._view, self._probe, value, BUDGET, self._growths)
         key = (text, tokens, turned, heads)
         like, its_values = self._operands.get(key, (None, values))
