@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
+from fusion.facts.caches.corners import holds_at_corners
 from fusion.facts.caches.negative import with_negative_slots
 from fusion.facts.caches.slots import Slots
 from fusion.facts.caches.write_map import NotAWrite, run_tags
@@ -105,7 +106,7 @@ def _agreed(view: GraphView, spine: Spine, read: list[_Trial]) -> CacheWrite | N
         if len(agreed) < len(SEEDS):
             continue
         probes = _page_probes(agreed) if slots.form == "block" else agreed[: len(SEEDS)]
-        if probes:
+        if probes and holds_at_corners(view, spine, slots, probes[0]):
             fixed = not probes[0].probe.known(slots.value).taint  # never -1
             negative = "skips" if fixed else with_negative_slots(view, spine, slots, probes[0])
             run = None if slots.start else _run(read[: len(SEEDS)], probes)
@@ -178,7 +179,7 @@ def _trial(view: GraphView, spine: Spine, sizes: Sizes, seed: int, most: int = L
             if written.reason in ("cache-grows", "cache-unwritten"):
                 return written
             continue
-        matches = list(predictions(view, written))
+        matches = [match for match in predictions(view, written) if _reaches_pages(match, numbers)]
         if numbers.stride in unread:
             # larger numbers fit no layout, so these may only be rows of a batch entry, over their whole range
             matches = [match for match in matches if _whole_rows(match, numbers)]
@@ -187,6 +188,12 @@ def _trial(view: GraphView, spine: Spine, sizes: Sizes, seed: int, most: int = L
         reason = NotAWrite(spine.cache, spine.out, "write-layout", "no cache layout predicts the written addresses")
         unread.add(numbers.stride)
     return reason
+
+
+def _reaches_pages(match: tuple[Slots, WrittenView], numbers: Numbers) -> bool:
+    """Whether a slot could lie in another page than the first: else the numbers may be rows of any page."""
+    slots, written = match
+    return slots.form == "row" or written.geometry.pages == 1 or numbers.cap > written.geometry.rows
 
 
 def _whole_rows(match: tuple[Slots, WrittenView], numbers: Numbers) -> bool:

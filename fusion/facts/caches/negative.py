@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fusion.facts.caches.slots import Slots, readings
-from fusion.facts.caches.write_map import NotAWrite, run_tags
+from fusion.facts.caches.corners import is_as_read
+from fusion.facts.caches.slots import Slots
 from fusion.facts.caches.written import WrittenView
 from fusion.facts.graph import GraphView
-from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
 from fusion.facts.spine import Spine
 from ir_ops.dtypes import Array
 
@@ -27,7 +26,7 @@ def with_negative_slots(view: GraphView, spine: Spine, slots: Slots, written: Wr
     if numbers is None or slots.start or numbers.size < 2:
         return "unknown"
     trials = _trials(slots, written, numbers)
-    return "skips" if all(_skips(view, spine, slots, written, trial) for trial in trials) else "wraps"
+    return "skips" if all(is_as_read(view, spine, slots, written, trial) for trial in trials) else "wraps"
 
 
 def _trials(slots: Slots, written: WrittenView, numbers: Array) -> Iterator[Array]:
@@ -50,23 +49,3 @@ def _trials(slots: Slots, written: WrittenView, numbers: Array) -> Iterator[Arra
             line[:] = chosen[: len(line)] * step
         result.reshape(-1)[-1 if trial % 2 else 0] = -1
         yield result.reshape(numbers.shape)
-
-
-def _skips(view: GraphView, spine: Spine, slots: Slots, written: WrittenView, numbers: Array) -> bool:
-    """Whether the write with these slot numbers leaves alone what the negative ones would address."""
-    try:
-        tagged = run_tags(view, spine, written.probe.with_data(slots.value, numbers))
-    except (Conflict, OutOfRange, Unsupported):
-        return False
-    if isinstance(tagged, NotAWrite):
-        return False
-    meanings = readings(slots.value, numbers.astype(np.int64), written.geometry, written.source.shape[0])
-    meaning = next((item for item in meanings if item.slots == slots and item.batch == written.batch), None)
-    if meaning is None:
-        return False
-    valid = numbers.reshape(-1) >= 0
-    per_token = valid if len(valid) == len(meaning.page) else np.tile(valid, len(meaning.page) // len(valid))
-    wanted = np.arange(tagged.tags.size)
-    place = written.geometry.places(meaning.page, meaning.line)
-    wanted[place[per_token]] = written.source[per_token] + tagged.tags.size
-    return bool((tagged.tags.reshape(-1) == wanted).all())

@@ -82,5 +82,21 @@ def _slot_candidates(view: GraphView, written: WriteMap) -> list[tuple[ir.Value,
         (value, array.astype(np.int64))
         for value in seen.values()
         if (array := probe.array(value)) is not None and array.dtype.kind == "i" and array.size > (not told)
-    ]
+        and (not told or _tells_all(view, written, value))
+    ]  # fmt: skip
     return sorted(found, key=lambda item: -1 if (node := item[0].producer()) is None else view.order(node))
+
+
+def _tells_all(view: GraphView, written: WriteMap, slots: ir.Value) -> bool:
+    """Whether the addresses depend on no other data of graph inputs: numbers that are tried may not show that."""
+    pending, seen = list(written.spine.index_operands), {id(slots)}
+    while pending:
+        value = view.root(pending.pop())
+        if id(value) in seen or not written.probe.known(value).taint:
+            continue
+        seen.add(id(value))
+        node = value.producer()
+        if node is None:
+            return False
+        pending.extend(item for item in node.inputs if item is not None)
+    return True

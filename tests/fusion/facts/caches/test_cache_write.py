@@ -104,6 +104,44 @@ def test_a_computed_slot_is_the_slot() -> None:
     assert write.slots.value.name == "used"
 
 
+PAIRS = """g (float[P, 16, 1, 8] cache, float[T, 1, 8] rows, int64[T] slots, int64[T] others)
+=> (float[P, 16, 1, 8] out)
+<int64[1] last = {-1}, int64 size = {16}, int64 wrong = {17}, int64 one = {1}> {
+    page = Div (PAGE)
+    row = Mod (slots, size)
+    ROW
+    p = Unsqueeze (page, last)
+    l = Unsqueeze (line, last)
+    pair = Concat <axis = 1> (p, l)
+    out = ScatterND (cache, pair, rows)
+}"""
+
+
+def pairs(page: str = "slots, size", row: str = "line = Identity (row)") -> Facts:
+    return facts_of(PAIRS.replace("PAGE", page).replace("ROW", row))
+
+
+def test_pairs_of_page_and_row_are_slots() -> None:
+    (write,) = pairs().writes
+    assert (write.slots.value.name, write.slots.form) == ("slots", "slot")
+
+
+@pytest.mark.parametrize(
+    ("page", "row"),
+    [
+        ("slots, size", "line = Add (row, one)"),
+        ("slots, size", "line = Sub (row, one)"),
+        ("slots, wrong", "line = Identity (row)"),
+        ("slots, wrong", "line = Add (row, one)"),
+        ("others, size", "line = Identity (row)"),
+        ("others, size", "line = Add (row, one)"),
+    ],
+)
+def test_a_row_is_no_slot_where_the_page_comes_from_elsewhere(page: str, row: str) -> None:
+    """Numbers that leave the page fail where its last row has no next one: those left lie in the first page."""
+    assert not pairs(page, row).writes
+
+
 def test_a_scatter_wraps_a_negative_slot() -> None:
     assert plain().writes[0].negative == "wraps"
 

@@ -17,8 +17,8 @@ from fusion.facts.caches import sharing
 from fusion.facts.caches.cache_write import CacheWrite
 from fusion.facts.caches.rows import Row, read_row
 from fusion.facts.graph import GraphView
+from fusion.facts.rotary import heads
 from fusion.facts.symbols.parameters import Reason
-from fusion.facts.symbols.rotary_embedding import heads
 from models.architecture import PRESETS, tiny
 from models.decoder import Options, build
 from models.weights import RandomWeights
