@@ -89,7 +89,9 @@ def _build(facts: Facts, new_emitter: EmitterFactory, fact: GatedFact, layer: in
     kind = made if common.widens(kind, made) else kind
     feeds, packed = [gate, up], _halves(facts, gate, up)
     if packed is None and not _same_shape(facts, gate, up):
-        raise Refused("swiglu-shape", "gate and up have one shape", "other shapes", "one shape", "", fact.y)
+        known = all(facts.trials.shapes(item) for item in (gate, up))
+        raise Refused("swiglu-shape", "gate and up have one shape", "other shapes" if known else "an unknown shape",
+                      "one shape", "", fact.y)  # fmt: skip
     if packed is not None:
         feeds = [packed[0]]
         if not packed[2]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -19,20 +19,28 @@ from fusion.facts.semantics.table import broadcast_shape, stand_in
 from fusion.facts.trial.sizes import Sizes
 from ir_ops.dtypes import Array, by_name
 
+COUNTS = (37, 31, 47)
+"""How many elements the data choose, by seed, where they are not known: no size, sum or product of others is one."""
 MOST = 1 << 26
 """Numbers of the largest integer input that is given data."""
+_WRITTEN_OVER = ("ScatterND", "ScatterElements", "Scatter", "TensorScatter")
+"""Operators whose result has the shape of their first operand, whatever else they are given."""
 CONCRETE = 1 << 16
 """Float results of more elements are kept as shapes."""
 
 
 @dataclass
 class Known:
-    """What a probe knows of a value: its array, or only its shape, or nothing (shape None)."""
+    """What a probe knows of a value: its array, or only its shape, or nothing (shape None).
+
+    ``taint`` is of the content; ``loose`` of the shape: it is one that the data may give, another call has another.
+    """
 
     shape: tuple[int, ...] | None
     array: Array | None = None
     taint: bool = False
     why: str = ""
+    loose: bool = False
 
 
 UNKNOWN = Known(None, None, True, "an operator that is not understood")
@@ -155,7 +163,7 @@ class Probe:
         """One object for all values of which the same shape, and nothing else, is known."""
         if known.array is not None:
             return known
-        return self._one.setdefault((known.shape, known.taint, known.why), known)
+        return self._one.setdefault((known.shape, known.taint, known.why, known.loose), known)
 
     def _ready(self, value: ir.Value) -> Known | None:
         """What is known of a value without evaluating its node."""
@@ -203,14 +211,28 @@ class Probe:
         return self.numbers.draw(rng, shape).astype(by_name(name).np)
 
     def _evaluate(self, node: ir.Node, operands: list[Known | None]) -> list[Known]:
+        """The results of a node; their shapes are loose where those of its operands are, or the data count."""
+        results = self._evaluated(node, operands)
+        first = operands[0] if operands else None
+        if node.op_type in _WRITTEN_OVER:
+            loose = first is not None and first.loose
+        else:
+            counts = node.op_type == "NonZero" and first is not None and first.taint
+            loose = counts or any(item is not None and item.loose for item in operands)
+        return [replace(item, loose=True) for item in results] if loose else results
+
+    def _evaluated(self, node: ir.Node, operands: list[Known | None]) -> list[Known]:
         definition = lookup(node.domain, node.op_type)
         taint = any(item is not None and item.taint for item in operands)
         given_up = bool(self._given_up) and self.view.trial_number(node.outputs[0]) in self._given_up
         if definition is None or given_up:
             return [self._declared(output, taint) for output in node.outputs]
         if node.op_type in ("Shape", "Size"):
-            taint = False
+            taint = any(item is not None and item.loose for item in operands)
         if any(item is not None and item.shape is None for item in operands):
+            first = operands[0]
+            if node.op_type in _WRITTEN_OVER and first is not None and first.shape is not None:
+                return [Known(first.shape, None, True)]
             return [self._declared(output, taint) for output in node.outputs]
         try:
             return self._results(node, definition, operands, taint)
@@ -277,7 +299,7 @@ class Probe:
                 dummies.append(stand_in(item.shape or ()))
             else:
                 dummies.append(item.array)
-        attrs = self.view.attrs(node)
+        attrs = {**self.view.attrs(node), "@some": COUNTS[self.seed % len(COUNTS)]}
         if definition.kind == "move":
             return [Known(item.shape, None, taint) for item in definition.run(attrs, dummies)]
         if definition.shapes is not None:
@@ -296,7 +318,7 @@ class Probe:
             return [Known(second.shape[:-1] + first.shape[batch + second.shape[-1] :], None, True)]
         if node.op_type == "GatherElements" and second is not None:
             return [Known(second.shape, None, True)]
-        if node.op_type in ("ScatterND", "ScatterElements", "Scatter", "TensorScatter"):
+        if node.op_type in _WRITTEN_OVER:
             return [Known(first.shape, None, True)]
         if node.op_type == "Where":
             return [

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fusion.facts.semantics import Conflict
-from fusion.facts.trial.probe import Numbers, Probe
+from fusion.facts.trial.probe import COUNTS, Numbers, Probe
 from fusion.facts.trial.settle import settle, start_sizes
 from fusion.facts.trial.sizes import Sizes
 from tests.fusion.facts.build import value, view_of
@@ -43,6 +43,39 @@ def test_shape_arithmetic_is_untainted_data_is_not() -> None:
     slots = probe.array(value(view, "slots"))
     assert slots is not None
     np.testing.assert_array_equal(page.array, slots // 4)
+
+
+CHOSEN = """g (float[B, 24] x) => (float[B, 24] y, int64[1] count)
+<float zero = {0}, int64[1] one = {1}, int64[1] first = {0}> {
+    some = Greater (x, zero)
+    places = NonZero (some)
+    dims = Shape (places)
+    count = Gather <axis = 0> (dims, one)
+    index = Gather <axis = 0> (places, first)
+    column = Transpose <perm = [1, 0]> (index)
+    rows = Gather <axis = 0> (x, index)
+    row = Squeeze (rows, first)
+    y = ScatterND (x, column, row)
+    whole = Shape (y)
+}"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_number_that_the_data_choose_is_no_fact(seed: int) -> None:
+    """It has some size, to go on with; asked for, it is data, and another one under another seed."""
+    probe = trial(CHOSEN, seed)
+    view = probe.view
+    places, count = probe.known(value(view, "places")), probe.known(value(view, "count"))
+    assert places.loose and places.shape == (2, COUNTS[seed])
+    assert count.taint and count.array is not None and count.array.tolist() == [COUNTS[seed]]
+    assert probe.shape(value(view, "row")) == (COUNTS[seed], 24)
+
+
+def test_what_is_written_over_keeps_its_shape_whatever_is_written() -> None:
+    probe = trial(CHOSEN)
+    y, whole = (probe.known(value(probe.view, name)) for name in ("y", "whole"))
+    assert y.shape == (3, 24) and not y.loose
+    assert whole.array is not None and not whole.taint and whole.array.tolist() == [3, 24]
 
 
 def test_numbers_are_distinct_below_their_bound() -> None:
