@@ -45,13 +45,16 @@ class Refused(Exception):
 
 
 def evaluated(build: Callable[P, T]) -> Callable[P, T]:
-    """What a builder raises at values that cannot be evaluated or followed at trial sizes refuses the place."""
+    """What a builder raises at values that cannot be evaluated or followed at trial sizes refuses the place.
+
+    So do operands that no such operator has, a scalar for a table: whatever is looked for in them is not there.
+    """
 
     @functools.wraps(build)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return build(*args, **kwargs)
-        except (Conflict, OutOfRange, Unsupported, Unreadable) as error:
+        except (Conflict, OutOfRange, Unsupported, Unreadable, LookupError, ValueError) as error:
             found = str(error) or "parts that do not go together"
             raise Refused(
                 "unreadable", "the match can be evaluated at one set of sizes", found, "sizes that agree"

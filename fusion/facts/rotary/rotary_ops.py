@@ -30,6 +30,8 @@ def read_rotary(view: GraphView, probe: Probe, node: ir.Node) -> Turned | Reason
     attrs = view.attrs(node)
     if shape is None or table is None or len(shape) not in (3, 4):
         return Reason("row-form", "RotaryEmbedding", "an unknown shape", "x of rank 3 or 4", out)
+    if not table or probe.shape(sin) != table:
+        return Reason("rope-tables", "cos and sin", f"shapes {table} and {probe.shape(sin)}", "one shape", out)
     if float(attrs.get("scale", 1.0)) != 1.0 or int(attrs.get("is_packed_batching", 0)):
         return Reason("rope-scaled", "RotaryEmbedding", "scale or packed batches", "neither", out)
     half, width = table[-1], int(attrs.get("rotary_embedding_dim", 0)) or 0

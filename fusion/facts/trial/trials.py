@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from fusion.facts.graph import GraphView
+from fusion.facts.graph import GraphView, dims_of
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
 from fusion.facts.trial.probe import Known, Numbers, Probe
 from fusion.facts.trial.settle import settle, start_sizes
@@ -27,6 +27,11 @@ class LocalProbe(Probe):
 
     def _ready(self, value: ir.Value) -> Known | None:
         return self._given.get(id(value)) or super()._ready(value)
+
+    def input_shape(self, value: ir.Value) -> tuple[int, ...] | None:
+        if any(not isinstance(dim, int) for dim in dims_of(value) or ()):
+            raise Unsupported(f"{value.name} is not among the values whose sizes are chosen")
+        return super().input_shape(value)
 
 
 def with_ones(view: GraphView, probe: Probe, targets: Iterable[ir.Value] = ()) -> list[Probe]:
