@@ -18,8 +18,15 @@ def mark(node: ir.Node, why: str) -> None:
 
 
 def alternatives(graph: ir.Graph) -> list[ir.Node]:
-    """The marked nodes of a graph."""
-    return [node for node in graph if node.op_type == "If" and KEY in node.metadata_props]
+    """The marked nodes of a graph; a mark on anything but an ``If`` with a whole ``else_branch`` means nothing."""
+    return [node for node in graph if node.op_type == "If" and KEY in node.metadata_props and _serves(node)]
+
+
+def _serves(node: ir.Node) -> bool:
+    branch = node.attributes.get("else_branch")
+    if branch is None or branch.type != ir.AttributeType.GRAPH:
+        return False
+    return len(branch.as_graph().outputs) == len(node.outputs)
 
 
 def settled(graph: ir.Graph) -> list[str]:

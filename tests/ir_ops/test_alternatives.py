@@ -58,6 +58,15 @@ def test_what_is_not_marked_stays() -> None:
     assert "If" in {node.op_type for node in found.graph}
 
 
+def test_a_mark_on_something_else_means_nothing() -> None:
+    found = model()
+    for node in found.graph:
+        mark(node, "no choice")
+    (choice,) = alternatives(found.graph)
+    choice.attributes.pop("else_branch")
+    assert settled(found.graph) == []
+
+
 def test_ge_gets_the_branch_that_serves_every_call() -> None:
     result = export(model())
     assert "the else_branch is exported: either will do" in result.notes[0]

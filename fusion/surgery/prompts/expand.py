@@ -20,6 +20,8 @@ from ir_ops.errors import BadUsage
 
 KEY = "kvfuse.expand_prompts"
 """The metadata property of a model that says from how many tokens on first prompts are expanded."""
+_DIGITS = 10
+"""A number of so many digits is none that the conversion writes."""
 
 
 def check_least(least: int, plan: DecodePlan) -> None:
@@ -77,7 +79,7 @@ def expand(model: ir.Model, plan: DecodePlan, least: int, sites: Sequence[Site])
 def least_tokens(metadata: Mapping[str, str]) -> int:
     """From how many tokens on a model expands first prompts; 0: never."""
     text = metadata.get(KEY, "")
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() and len(text) < _DIGITS else 0
 
 
 def _branch(
