@@ -7,7 +7,7 @@ shape. ``taint`` marks what depends on the *data* of a graph input and not only 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -225,6 +225,10 @@ class Probe:
         definition = lookup(node.domain, node.op_type)
         taint = any(item is not None and item.taint for item in operands)
         given_up = bool(self._given_up) and self.view.trial_number(node.outputs[0]) in self._given_up
+        if given_up and (node.op_type == "Where" or (definition is not None and definition.kind == "elementwise")):
+            shapes = [item.shape for item in operands if item is not None and item.shape is not None]
+            if len(shapes) == len(operands):
+                return [Known(_widest(shapes), None, True, "sizes that contradict each other", loose=True)]
         if definition is None or given_up:
             return [self._declared(output, taint) for output in node.outputs]
         if node.op_type in ("Shape", "Size"):
@@ -338,6 +342,13 @@ class Probe:
     @staticmethod
     def _pad(node: ir.Node, results: list[Known]) -> list[Known]:
         return (results + [UNKNOWN] * len(node.outputs))[: len(node.outputs)]
+
+
+def _widest(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The broadcast of shapes that do not agree: what is behind the node runs at other sizes, and has this rank."""
+    rank = max(len(shape) for shape in shapes)
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    return tuple(max(sizes) for sizes in zip(*padded, strict=True))
 
 
 def _stand_in(known: Known) -> Array:

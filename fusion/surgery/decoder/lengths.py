@@ -47,6 +47,8 @@ class Retelling:
         self._living: set[int] = set()
         self._asking: set[int] = set()
         """Nodes that ask for shapes which are other ones now: those of positions for each sequence."""
+        self._views: dict[int, tuple[ir.Node, Array]] = {}
+        """Reshapes of these, and the targets that they have as long as there is one row of positions."""
 
     def retell(self, gone: Sequence[ir.Value]) -> None:
         """Cuts every live way from the inputs that go to the outputs.
@@ -65,6 +67,9 @@ class Retelling:
                     dirty.add(id(output))
                 elif output.uses() or output.is_graph_output():
                     output.replace_all_uses_with(new)
+        for node, target in self._views.values():
+            node.replace_input_with(1, self._emit.ints([0, *target[1:].tolist()], "each"))
+            node.attributes.pop("allowzero", None)
         living = alive(self._view.graph)
         for node in self._view.graph:
             computes = node.op_type not in _SIZES_ONLY and id(node) in living
@@ -164,6 +169,7 @@ class Retelling:
         way = spread(self._view, value, trial, self._living)
         if way is not None:
             self._asking |= way.asking
+            self._views |= way.views
         return way is not None
 
     def _vector(self, arrays: list[Array]) -> ir.Value | None:

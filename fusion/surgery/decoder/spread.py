@@ -32,12 +32,14 @@ class Spread:
         sizes: vectors and numbers that are told from the shapes of these.
         ends: values of ``inside`` that meet the sequences; their first axis is 1.
         asking: nodes that ask for a shape on the way.
+        views: Reshapes whose constant target says that the first axis is 1: it has to keep what it is given.
     """
 
     inside: dict[int, ir.Value] = field(default_factory=dict)
     sizes: dict[int, ir.Value] = field(default_factory=dict)
     ends: dict[int, ir.Value] = field(default_factory=dict)
     asking: set[int] = field(default_factory=set)
+    views: dict[int, tuple[ir.Node, Array]] = field(default_factory=dict)
 
 
 def spread(view: GraphView, positions: ir.Value, trial: Trial, living: Container[int]) -> Spread | None:
@@ -54,6 +56,7 @@ def spread(view: GraphView, positions: ir.Value, trial: Trial, living: Container
             if item.is_graph_output():
                 return None
             for node, place in ((node, place) for node, place in uses(item) if id(node) in living):
+                _note_view(view, way, trial, item, node, place)
                 fresh = _follow(way, trial, item, node, place)
                 if fresh is None:
                     return None
@@ -77,6 +80,14 @@ def _follow(way: Spread, trial: Trial, item: ir.Value, node: ir.Node, place: int
         way.ends[id(item)] = item
         return []
     return _added(way.inside, node.outputs)
+
+
+def _note_view(view: GraphView, way: Spread, trial: Trial, item: ir.Value, node: ir.Node, place: int) -> None:
+    """Notes a Reshape from ``[1, ..]`` to a constant ``[1, ..]`` that copies no other dim of its operand."""
+    target = view.constant(node.inputs[1]) if node.op_type == "Reshape" and not place else None
+    own = trial.probe.shape(item)
+    if target is not None and own and own[0] == 1 and target.size and target[0] == 1 and (target[1:] != 0).all():
+        way.views[id(node)] = (node, target)
 
 
 def _may_meet(node: ir.Node, place: int) -> bool:
@@ -107,7 +118,10 @@ def _entry_for_entry(view: GraphView, positions: ir.Value, trial: Trial, way: Sp
     anew = {*way.inside, *way.sizes}
 
     def ends(rows: Array) -> list[Array]:
-        run = Evaluation(view, trial.probe, {id(positions): rows}, wide=True, anew=anew)
+        feeds = {id(positions): rows}
+        for node, target in way.views.values():
+            feeds[id(node.inputs[1])] = np.concatenate([[len(rows)], target[1:]])
+        run = Evaluation(view, trial.probe, feeds, wide=True, anew=anew)
         return [run.value(value) for value in way.ends.values()]
 
     together, alone = ends(data), [ends(data[row : row + 1]) for row in range(trial.batch)]

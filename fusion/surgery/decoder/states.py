@@ -23,20 +23,25 @@ def check_states(view: GraphView, spines: Sequence[Spine], growths: Sequence[Gro
     found = list(_states(view, spines, growths, trial))
     if not found:
         return
-    state, out, grows = found[0]
-    what = "a cache that grows, but no keys or values of heads" if grows else "a state that each call replaces"
+    state, out = found[0]
+    shape, new = (trial.probe.shape(value) or () for value in (state, out))
+    what = "a state that each call replaces"
+    if len(shape) == 4 and out in [spine.out for spine in spines]:
+        what = "a cache that is not its past with new rows behind: a window, perhaps"
+    elif shape != new:
+        what = "a cache that grows, but no keys or values of heads"
     more = f" ({len(found) - 1} more)" if len(found) > 1 else ""
     raise Refused(
         "decode-states", "a call leaves nothing behind but keys and values", f"{state.name}, {what}{more}",
-        "caches [B, N, P, D] of attention", "linear attention, convolutions and sparse attention are not converted",
-        out,
+        "caches [B, N, P, D] of attention",
+        "windows, linear attention, convolutions and sparse attention are not converted", out,
     )  # fmt: skip
 
 
 def _states(
     view: GraphView, spines: Sequence[Spine], growths: Sequence[Growth], trial: Trial
-) -> Iterator[tuple[ir.Value, ir.Value, bool]]:
-    """Inputs of floats that an output carries on, itself or as another array of its shape, and whether it grows."""
+) -> Iterator[tuple[ir.Value, ir.Value]]:
+    """Inputs of floats that an output carries on, itself or as another array of its shape."""
     pasts, presents = ({id(value) for value in values} for values in
                        zip(*((growth.past, growth.present) for growth in growths), strict=True))  # fmt: skip
     carried = {id(spine.cache): spine.out for spine in spines if id(spine.out) not in presents}
@@ -49,7 +54,7 @@ def _states(
             continue
         out = carried.get(id(value)) or next((item for item in outputs if _replaces(view, item, value, trial)), None)
         if out is not None:
-            yield value, out, trial.probe.shape(out) != shape
+            yield value, out
 
 
 def _replaces(view: GraphView, out: ir.Value, state: ir.Value, trial: Trial) -> bool:

@@ -59,6 +59,13 @@ def turned_and_back(e: Edit, angles: str) -> str:
     return e.op("Transpose", e.op("Transpose", angles, perm=[0, 2, 1]), perm=[0, 2, 1])
 
 
+def repeated_in_a_view_of_one_row(e: Edit, angles: str) -> str:
+    """As neighbours are repeated: the exporter knows that there is one row and writes so."""
+    narrow = e.op("Slice", angles, e.const([0]), e.const([HALF // 2]), e.const([2]))
+    pairs = e.op("Expand", e.op("Unsqueeze", narrow, e.const([3])), e.const([1, 1, 1, 2]))
+    return e.op("Reshape", pairs, e.const([1, -1, HALF]), allowzero=1)
+
+
 def viewed_as_one_sequence(e: Edit, angles: str) -> str:
     return e.op("Reshape", e.op("Reshape", angles, e.const([-1])), e.const([1, -1, HALF]))
 
@@ -74,7 +81,14 @@ def less_the_largest(e: Edit, angles: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "between", [times_ones_of_their_shape, cut_at_half_of_their_width, viewed_in_their_shape, turned_and_back]
+    "between",
+    [
+        times_ones_of_their_shape,
+        cut_at_half_of_their_width,
+        viewed_in_their_shape,
+        turned_and_back,
+        repeated_in_a_view_of_one_row,
+    ],
 )
 def test_what_works_for_one_sequence_alone_works_for_each(between: Between) -> None:
     model = built("", counted(between))

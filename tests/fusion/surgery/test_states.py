@@ -52,6 +52,19 @@ def test_a_cache_that_grows_for_something_else_than_attention_is_named() -> None
         fusion.fuse(model, cache="auto")
 
 
+def test_a_cache_that_keeps_the_last_tokens_only_is_named() -> None:
+    """As transformers keeps a window: the past and the new rows, of which the last ones are given back."""
+    batch = names()[0]
+    nodes = [helper.make_node("Unsqueeze", ["logits", "axis"], ["rows"]),
+             helper.make_node("Concat", ["past.window", "rows"], ["joined"], axis=2),
+             helper.make_node("Slice", ["joined", "start", "end", "places"], ["present.window"])]  # fmt: skip
+    model = carried("window", [batch, 1, "past", 32], [batch, 1, "kept", 32], *nodes)
+    for name, numbers in (("axis", [1]), ("start", [-15]), ("end", [2**31 - 1]), ("places", [2])):
+        model.graph.initializer.append(numpy_helper.from_array(np.array(numbers, np.int64), name))
+    with pytest.raises(BadModel, match="past.window, a cache that is not its past with new rows behind"):
+        fusion.fuse(model, cache="auto")
+
+
 def test_blocks_behind_a_convolution_fuse_like_any() -> None:
     """It hides no shape from what comes behind it."""
     plain, convolved = decoder(), decoder()
