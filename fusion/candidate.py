@@ -12,9 +12,9 @@ import onnx_ir as ir
 from fusion.emit import Emitter
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import GraphView
-from fusion.facts.probe import Probe
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
-from fusion.facts.terms import Unreadable
+from fusion.facts.symbols.terms import Unreadable
+from fusion.facts.trial.probe import Probe
 from fusion.reduction import NONE, Reduction
 from fusion.result import Refusal
 from fusion.surgery.packing import Join
@@ -45,13 +45,16 @@ class Refused(Exception):
 
 
 def evaluated(build: Callable[P, T]) -> Callable[P, T]:
-    """What a builder raises at values that cannot be evaluated or followed at trial sizes refuses the place."""
+    """What a builder raises at values that cannot be evaluated or followed at trial sizes refuses the place.
+
+    So do operands that no such operator has, a scalar for a table: whatever is looked for in them is not there.
+    """
 
     @functools.wraps(build)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return build(*args, **kwargs)
-        except (Conflict, OutOfRange, Unsupported, Unreadable) as error:
+        except (Conflict, OutOfRange, Unsupported, Unreadable, LookupError, ValueError) as error:
             found = str(error) or "parts that do not go together"
             raise Refused(
                 "unreadable", "the match can be evaluated at one set of sizes", found, "sizes that agree"

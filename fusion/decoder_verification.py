@@ -18,8 +18,8 @@ from onnx_ir.passes.common import InlinePass
 
 from fusion.candidate import Refused
 from fusion.compare import compare
+from fusion.facts.caches.growth import Growth
 from fusion.facts.graph import GraphView, dims_of, dtype_name
-from fusion.facts.growth import Growth
 from fusion.model_io import ModelLike, load, to_proto
 from fusion.result import Difference, VerifyResult
 from fusion.runtime import UNROUNDED, Runner, open_model, options_for, unrounded

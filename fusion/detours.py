@@ -9,8 +9,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, dims_of
-from fusion.facts.idle import idle_source
-from fusion.facts.settle import Survey
+from fusion.facts.idle import computed_alike, idle_source
+from fusion.facts.trial.settle import Survey
 
 _ASKING = ("Shape", "Size")
 
@@ -65,6 +65,7 @@ class Detours:
         self._take_out(list(unread))
         self._past_copies()  # first: of an idle pair, one node may be there twice
         self._past_idle_nodes()
+        view.forget()  # numbers: what was told apart by an idle node is no longer
         if self._past_copies():
             self._past_idle_nodes()
         if self._read:
@@ -74,8 +75,21 @@ class Detours:
         for node in list(self._view.graph):
             source = None if node.graph is None else idle_source(self._view, node, self._shape)
             if source is not None and not _is_asked_between(node, source):
+                readers = [use.node for use in node.outputs[0].uses()]
                 self._lead(node.outputs[0], source)
                 self._take_out([node])  # at once: whoever is dead reads nothing
+                self._join_twins(source, readers)
+
+    def _join_twins(self, source: ir.Value, readers: list[ir.Node]) -> None:
+        """Of three signs in a row two are idle: the third has become what the first one is."""
+        for reader in readers:
+            for other in [use.node for use in source.uses() if use.node is not reader]:
+                inside = reader.graph is other.graph is self._view.graph
+                if inside and computed_alike(self._view, reader.outputs[0], other.outputs[0]):
+                    first, second = sorted((reader, other), key=self._view.order)
+                    self._lead(second.outputs[0], first.outputs[0])
+                    self._take_out([second])
+                    break
 
     def _past_copies(self) -> bool:
         """Of values that are computed twice, one for its shape alone, the shape is asked of the other.

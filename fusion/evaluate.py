@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, dtype_name
-from fusion.facts.probe import Probe
 from fusion.facts.semantics import Unsupported, lookup
+from fusion.facts.trial.probe import Probe
 from fusion.reduction import NONE, Reduction
 from ir_ops.dtypes import Array, by_name, by_onnx
 from ir_ops.numeric import NumpyNumeric
@@ -18,6 +18,14 @@ from ir_ops.ops import DOMAIN, OPS
 
 MAX_RANK = 8
 """Elements of the longest constant that is taken for a shape."""
+
+
+class NoFeed(Unsupported):
+    """A graph input that is needed and not given."""
+
+    def __init__(self, value: ir.Value) -> None:
+        super().__init__(f"no feed for {value.name}")
+        self.value = value
 
 
 class WideNumeric(NumpyNumeric):
@@ -52,12 +60,14 @@ class Evaluation:
         feeds: id of a value -> its array.
         wide: float64 instead of the graph's float types.
         reduction: sizes that the feeds have smaller than the graph.
+        anew: ids of values that feeds change the shapes of: the probe is not asked for them.
     """
 
     def __init__(
-        self, view: GraphView, probe: Probe, feeds: Mapping[int, Array], wide: bool, reduction: Reduction = NONE
-    ) -> None:
-        self.view, self.probe, self.wide, self.reduction = view, probe, wide, reduction
+        self, view: GraphView, probe: Probe, feeds: Mapping[int, Array], wide: bool, reduction: Reduction = NONE,
+        anew: Container[int] = (),
+    ) -> None:  # fmt: skip
+        self.view, self.probe, self.wide, self.reduction, self._anew = view, probe, wide, reduction, anew
         self._memo: dict[int, Array] = dict(feeds)
 
     def value(self, value: ir.Value) -> Array:
@@ -80,9 +90,9 @@ class Evaluation:
                 continue
             node = top.producer()
             if node is None:
-                raise Unsupported(f"no feed for {top.name}")
+                raise NoFeed(top)
             missing = [item for item in node.inputs if item is not None and id(item) not in self._memo]
-            if missing and node.op_type in ("Shape", "Size"):
+            if missing and node.op_type in ("Shape", "Size") and id(missing[0]) not in self._anew:
                 # the content may be asked for later: only the shape is known
                 operands = [self._shape_only(missing[0])]
             elif missing:
@@ -110,7 +120,7 @@ class Evaluation:
             array = self._at_trial_size(value, np.asarray(tensor.numpy()))
             return self.reduction.constant(id(value), self._typed(array))
         node = value.producer()
-        if node is None or node.graph is None or self.probe.is_given(value):
+        if node is None or node.graph is None or id(value) in self._anew or self.probe.is_given(value):
             return None
         known = self.probe.known(value)
         if known.array is not None and not known.taint:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from fusion.facts.caches.growth import told_widths
 from fusion.facts.graph import GraphView
-from fusion.facts.growth import told_widths
 from ir_ops.dtypes import Array, DType, by_onnx
 from ir_ops.errors import BadInput
 

@@ -23,6 +23,9 @@ _VALUE_FIELDS = {
     AttributeProto.TYPE_PROTO: "tp",
 }
 
+_COUNTS_OUTPUTS = {"Split": "num_outputs"}
+"""Attributes that say how many outputs a node has; runtimes end the process where that is not so."""
+
 
 def check_proto(model: onnx.ModelProto, where: str, folder: Path | None) -> Findings:
     """Looks for faults in ``model``.
@@ -213,6 +216,11 @@ def _check_node(node: onnx.NodeProto, index: int, read: list[str], names: frozen
         unique((item.name for item in attributes), f"attribute of {describe(node, index)}", context)
     for attribute in attributes:
         _check_attribute(attribute, kind.schema, (node, index), context)
+        if attribute.name == _COUNTS_OUTPUTS.get(node.op_type) and attribute.i != len(node.output):
+            raise context.fault(
+                f"{describe(node, index)} has a wrong number of outputs", found=str(len(node.output)),
+                wanted=f"{attribute.i}, its {attribute.name}",
+            )  # fmt: skip
         for graph in (*([attribute.g] if attribute.type == AttributeProto.GRAPH else []), *attribute.graphs):
             _check_graph(graph, names, context)
 

@@ -17,9 +17,9 @@ import onnx_ir as ir
 from fusion.candidate import Candidate
 from fusion.evaluate import Evaluation, typed
 from fusion.facts.graph import GraphView, dtype_name
-from fusion.facts.probe import Probe
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
-from fusion.facts.trials import with_ones
+from fusion.facts.trial.probe import Probe
+from fusion.facts.trial.trials import with_ones
 from fusion.reduction import Reduction
 from fusion.result import Proof
 from ir_ops.declaration import TensorSpec

@@ -9,19 +9,10 @@
 
 #include "declaration.h"
 #include "element.h"
-#include "ort_abi.h"
 #include "refusal.h"
+#include "runtime.h"
 
 namespace kvfuse {
-
-// The runtime's function table; set once by RegisterCustomOps, with the version it was asked for.
-const ort::Api& Runtime();
-void SetRuntime(const void* table, uint32_t version);
-
-// Throws RuntimeFailure for a status that is not OK.
-inline void Require(OrtStatus* status) {
-  if (status != nullptr) throw RuntimeFailure{status};
-}
 
 constexpr size_t kMaxRank = 8;
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from fusion.facts.cache_write import CacheWrite
+from fusion.facts.caches.cache_write import CacheWrite
+from fusion.facts.caches.rows import Row
+from fusion.facts.caches.sharing import SharedRows, read_writes
+from fusion.facts.caches.write_map import NotAWrite
 from fusion.facts.graph import GraphView
-from fusion.facts.large_caches import find_large
-from fusion.facts.norm import NormFact, find_norms
-from fusion.facts.parameters import Reason
-from fusion.facts.rotations import Rotations
-from fusion.facts.rows import Row
-from fusion.facts.settle import Survey
-from fusion.facts.sharing import SharedRows, read_writes
+from fusion.facts.norms.norm import NormFact, find_norms
+from fusion.facts.rotary.rotations import Rotations
 from fusion.facts.spine import find_spines
 from fusion.facts.standing import Standing
-from fusion.facts.trials import Trials
-from fusion.facts.write_map import NotAWrite
+from fusion.facts.symbols.parameters import Reason
+from fusion.facts.trial.large_caches import find_large
+from fusion.facts.trial.settle import Survey
+from fusion.facts.trial.trials import Trials
 
 
 @dataclass

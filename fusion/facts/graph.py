@@ -59,7 +59,7 @@ class GraphView:
         self.caches: set[int] = set()
         """Graph inputs whose elements an output carries on; filled by the cache recogniser."""
         self.shrunk: set[int] = set()
-        """Values in which large static sizes stand for small ones, see :mod:`fusion.facts.large_caches`."""
+        """Values in which large static sizes stand for small ones, see :mod:`fusion.facts.trial.large_caches`."""
         self.large: tuple[tuple[int, int], ...] = ()
         """These sizes, each with a number that what stands for it must be divisible by."""
         self.largest_cache = 0

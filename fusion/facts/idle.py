@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, dtype_name
+from fusion.facts.numbering import RANDOM
 
 Shape = Callable[[ir.Value], tuple[object, ...] | None]
 """The dims of a value: numbers where they are static, anything else where they are not; None for an unknown rank."""
@@ -21,6 +22,9 @@ _Rule = Callable[[GraphView, ir.Node, Shape], ir.Value | None]
 
 _FLAT = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 """Operators that keep every element in its order."""
+_CONTENT = (ir.AttributeType.TENSOR, ir.AttributeType.TENSORS, ir.AttributeType.SPARSE_TENSOR,
+            ir.AttributeType.SPARSE_TENSORS, ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)  # fmt: skip
+"""Attributes that are not compared: two If with other branches are not one."""
 _MOST = 8
 """Elements of the longest constant that is looked at."""
 
@@ -174,12 +178,12 @@ def _reshape(view: GraphView, node: ir.Node, shape: Shape) -> ir.Value | None:
         same = all(size in (0, -1) or size == its for size, its in zip(sizes.reshape(-1).tolist(), own, strict=True))
         return value if same and np.count_nonzero(sizes == -1) <= 1 else None
     wanted = _asked_shape(view, target)
-    while wanted is not None and value is not wanted:
+    while wanted is not None and not computed_alike(view, value, wanted):
         before = value.producer()
         if before is None or before.op_type not in _FLAT or before.inputs[0] is None:
             return None
         value = before.inputs[0]
-    return wanted
+    return None if wanted is None else value
 
 
 def _expand(view: GraphView, node: ir.Node, shape: Shape) -> ir.Value | None:
@@ -188,9 +192,22 @@ def _expand(view: GraphView, node: ir.Node, shape: Shape) -> ir.Value | None:
         return None
     sizes = view.constant(target, _MOST)
     if sizes is None:
-        return value if _asked_shape(view, target) is value else None
+        asked = _asked_shape(view, target)
+        return value if asked is not None and computed_alike(view, value, asked) else None
     own = shape(value) if (sizes == 1).all() else None
     return value if own is not None and len(own) >= sizes.size else None
+
+
+def computed_alike(view: GraphView, value: ir.Value, other: ir.Value) -> bool:
+    """Whether values are one, or computed by one operator from the same operands: shape and content are equal."""
+    node, its = value.producer(), other.producer()
+    if value is other or node is None or its is None:
+        return value is other
+    if any(attr.type in _CONTENT for attr in (*node.attributes.values(), *its.attributes.values())):
+        return False
+    alike = (node.op_type, node.domain) == (its.op_type, its.domain) and node.op_type not in RANDOM
+    operands = len(node.inputs) == len(its.inputs) and all(a is b for a, b in zip(node.inputs, its.inputs, strict=True))
+    return alike and operands and len(node.outputs) == len(its.outputs) == 1 and view.attrs(node) == view.attrs(its)
 
 
 def _asked_shape(view: GraphView, target: ir.Value) -> ir.Value | None:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 COMMUTATIVE = frozenset(("Add", "Mul", "Max", "Min", "Equal", "And", "Or"))
-_RANDOM = frozenset(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
+RANDOM = frozenset(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
                      "Bernoulli", "Dropout"))  # fmt: skip
 """Operators that may give something else each time."""
 _SQUARE = "square"
@@ -138,7 +138,7 @@ class Numbering:
 
 def _kind(node: ir.Node) -> tuple[Hashable, ...]:
     """What a node does with its operands; a node with subgraphs is like no other."""
-    if node.op_type in _RANDOM:
+    if node.op_type in RANDOM:
         return ("node", id(node))
     frozen = sorted((name, _frozen(attr)) for name, attr in node.attributes.items()) if node.attributes else ()
     if any(item is None for _, item in frozen):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, uses
-from fusion.facts.parameters import Reason
 from fusion.facts.strip import stripped
+from fusion.facts.symbols.parameters import Reason
 
 _DEPTH = 4
 """How many products may stand between the sigmoid and the result."""

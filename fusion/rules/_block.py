@@ -12,10 +12,10 @@ from fusion.candidate import Candidate, Refused
 from fusion.emit import Emitter
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import dtype_name
-from fusion.facts.probe import Probe
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
 from fusion.facts.standing import Standing
-from fusion.facts.trials import FRESH_SEED, SEEDS, LocalProbe
+from fusion.facts.trial.probe import Probe
+from fusion.facts.trial.trials import FRESH_SEED, SEEDS, LocalProbe
 from fusion.region import closure
 from fusion.rules import _cache_op as common
 from ir_ops.dtypes import by_name

@@ -10,14 +10,14 @@ import onnx_ir as ir
 
 from fusion.candidate import Refused
 from fusion.emit import Emitter
-from fusion.facts.cache_write import CacheWrite
+from fusion.facts.caches.cache_write import CacheWrite
+from fusion.facts.caches.rows import Row
 from fusion.facts.graph import GraphView, dims_of, dtype_name, uses
-from fusion.facts.operand import Columns, columns_of
-from fusion.facts.parameters import Part, Scale
-from fusion.facts.probe import Numbers, Probe
-from fusion.facts.rows import Row
 from fusion.facts.semantics import lookup
 from fusion.facts.spine import half_written_readers, old_content_readers
+from fusion.facts.symbols.operand import Columns, columns_of
+from fusion.facts.symbols.parameters import Part, Scale
+from fusion.facts.trial.probe import Numbers, Probe
 from ir_ops.dtypes import Array, by_name
 
 Dims = list[int]

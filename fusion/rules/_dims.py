@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 import onnx_ir as ir
 
 from fusion.emit import Emitter
-from fusion.facts.probe import Probe
-from fusion.facts.trials import shape_under
+from fusion.facts.trial.probe import Probe
+from fusion.facts.trial.trials import shape_under
 from fusion.rules import _cache_op as common
 
 
@@ -55,7 +55,7 @@ def all_rows(
     """cos or sin with a row wherever the operator wants one.
 
     Args:
-        ones: see :func:`fusion.facts.trials.with_ones`.
+        ones: see :func:`fusion.facts.trial.trials.with_ones`.
         table: the value in the graph.
         rows: the same in the operator's type and columns.
         leading: how many axes both have in front of the columns.

@@ -9,26 +9,22 @@ import onnx_ir as ir
 
 from fusion.candidate import Refused
 from fusion.emit import Emitter
-from fusion.facts.dequantised import Dequantised
+from fusion.facts.caches.cache_write import CacheWrite
+from fusion.facts.caches.rows import Row
+from fusion.facts.caches.written import WrittenView
 from fusion.facts.graph import GraphView
-from fusion.facts.operand import Columns, Table
-from fusion.facts.parameters import Part
-from fusion.facts.probe import Numbers, Probe
-from fusion.facts.rotated import Rotated
-from fusion.facts.rotation import Rotation
-from fusion.facts.rows import Row
-from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
-from fusion.facts.settle import settle, start_sizes
-from fusion.facts.sizes import Sizes
-from fusion.facts.trials import with_ones
+from fusion.facts.quantised.dequantised import Dequantised
+from fusion.facts.rotary.rotated import Rotated
+from fusion.facts.rotary.rotation import Rotation
+from fusion.facts.symbols.operand import Columns, Table
+from fusion.facts.symbols.parameters import Part
+from fusion.facts.trial.probe import Probe
 from fusion.region import closure
 from fusion.rules import _cache_op as common
-from fusion.rules._dims import dim_like
+from fusion.rules._cache_frame import CacheFrame
 from fusion.rules._tables import TableUse, agreed_table, batch_and_tokens
 from ir_ops.dtypes import Array
 
-FRESH_SEED = 5
-"""Sizes that no fact is read under (the third row of the small sizes)."""
 CONTIGUOUS, PAGE = "contiguous", "page"
 
 
@@ -81,7 +77,7 @@ def halves(position: Array) -> Array:
     return np.concatenate([position[..., 0::2], position[..., 1::2]], axis=-1)
 
 
-class Frame:
+class Frame(CacheFrame):
     """What all parts of a site need to know.
 
     Attributes:
@@ -89,8 +85,9 @@ class Frame:
         width, heads, query_heads: D, Nkv and Nq.
         flat: x is ``[T, H]``; otherwise ``[B, S, H]``.
         kind: the float type of the rotation.
-        region: nodes between the sources and the caches; ``region_ids`` their ids.
     """
+
+    EQUAL = "both caches have one shape, and all rows the same tokens (DRQ-07)"
 
     def __init__(self, view: GraphView, emit: Emitter, inputs: Inputs) -> None:
         self.view, self.emit, self.inputs = view, emit, inputs
@@ -159,16 +156,11 @@ class Frame:
         return agreed_table(self.view, uses, name)
 
     def feeds(self) -> list[ir.Value]:
-        """The values at which the region begins."""
         found = [*self.inputs.sources(), self.cos.value, self.sin.value]
         for row in self.inputs.rows:
             found += [row.write.cache, row.write.slots.value]
             found += common.parameter_values(row)
         return list({id(value): value for value in found}.values())
-
-    def stops(self) -> set[int]:
-        """Ids of the values at which the region begins."""
-        return {id(value) for value in self.feeds()}
 
     def sums(self) -> set[int]:
         """Ids of the int32 values that are data."""
@@ -188,20 +180,18 @@ class Frame:
         found = {id(value): "scale" for value in (*(part.value for part in scales), *linear)}
         return found | dict.fromkeys(self.sums(), "sums")
 
+    @property
+    def writes(self) -> tuple[CacheWrite, CacheWrite]:
+        return self.inputs.key.write, self.inputs.value.write
+
+    def settled(self) -> list[ir.Value]:
+        return [self.inputs.queries.value, *self.feeds()]
+
     def own_probes(self) -> list[Probe]:
         return [entry.view.probe for entry in self.inputs.key.views]
 
     def having(self) -> list[ir.Value]:
-        """Values that have the operator's dims."""
         return [self.key_columns.value, self.inputs.key.write.slots.value]
-
-    def ones(self) -> list[Probe]:
-        """Trial sizes of 1 where only broadcasting makes sizes equal."""
-        return with_ones(self.view, self.own_probes()[0], [row.write.out for row in self.inputs.rows])
-
-    def shape(self, value: ir.Value) -> tuple[int, ...]:
-        """A value's shape under the first probe."""
-        return self.own_probes()[0].shape(value) or ()
 
     # dims -----------------------------------------------------------------------------------------------------------
 
@@ -221,55 +211,7 @@ class Frame:
             )
         return found
 
-    def dim(self, sizes: list[int], part: str) -> int | ir.Value | None:
-        """A dim with these sizes under the probes: of a source of the site, else of a graph input."""
-        own = [self.key_columns.value, self.inputs.key.write.slots.value, self.cos.value]
-        return dim_like(self.emit, self.own_probes(), sizes, [*own, *self.view.graph.inputs], part, self.ones())
-
-    # trial sizes ----------------------------------------------------------------------------------------------------
-
-    def probes(self) -> list[Probe]:
-        """Trial sizes under which both caches have one shape."""
-        return [
-            self._fitted(item.probe.seed, item.probe.numbers, item.probe.sizes) for item in self.inputs.key.write.probes
-        ]
-
-    def fresh_probe(self) -> Probe | None:
-        """A trial size that no fact was read under: a number mistaken for static shows there. None when none fits."""
-        write = self.inputs.key.write
-        sizes = start_sizes(self.view, FRESH_SEED, write.out)
-        try:
-            probe = self._fitted(FRESH_SEED, write.probes[0].probe.numbers, sizes)
-        except (Refused, Conflict, OutOfRange, Unsupported):
-            return None
-        array = probe.array(write.slots.value)
-        if array is None:
-            return None
-        by_batch = write.slots.form != "slot" and array.ndim
-        lines = array.reshape(-1, array.shape[-1]) if by_batch else array.reshape(1, -1)
-        distinct = write.slots.start or all(len(np.unique(line)) == len(line) for line in lines)
-        return probe if distinct else None
-
-    def _fitted(self, seed: int, numbers: Numbers, sizes: Sizes) -> Probe:
-        """A probe for both writes and all sources, caches made equal."""
-        key, value = (row.write for row in self.inputs.rows)
-        targets = [key.out, value.out, key.cache, value.cache, self.inputs.queries.value, *self.feeds()]
-        while True:
-            probe = settle(self.view, seed, numbers, targets, sizes)
-            unequal = self._unequal(probe)
-            within = common.fitting(numbers, probe, [key, value])
-            if unequal is None and within is numbers:
-                return probe
-            numbers = within
-            sizes = probe.sizes.copy()
-            if unequal is not None and not sizes.unify(*unequal):
-                raise Refused(
-                    "kv-sizes-differ", "both caches have one shape, and all rows the same tokens (DRQ-07)",
-                    f"sizes {unequal[0]} and {unequal[1]}", "equal sizes", "give both caches one shape", value.cache,
-                )  # fmt: skip
-
-    def _unequal(self, probe: Probe) -> tuple[int, int] | None:
-        """Two sizes that the operator wants equal and that are not yet."""
+    def unequal(self, probe: Probe, written: WrittenView | None) -> tuple[int, int] | None:
         left, right = (probe.shape(row.write.cache) or () for row in self.inputs.rows)
         pairs = list(zip(left, right, strict=False))
         leads = [_lead(columns, probe.shape(columns.value) or ()) for columns in self.columns]

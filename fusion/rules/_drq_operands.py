@@ -6,10 +6,10 @@ import numpy as np
 import onnx_ir as ir
 
 from fusion.candidate import Refused
+from fusion.facts.caches.rows import Row
 from fusion.facts.graph import dtype_name
-from fusion.facts.operand import Table
-from fusion.facts.parameters import Scale
-from fusion.facts.rows import Row
+from fusion.facts.symbols.operand import Table
+from fusion.facts.symbols.parameters import Scale
 from fusion.rules import _cache_op as common
 from fusion.rules._drq_frame import CONTIGUOUS, Frame
 from fusion.rules._drq_rows import RowOperands

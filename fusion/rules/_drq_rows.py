@@ -8,11 +8,11 @@ import numpy as np
 import onnx_ir as ir
 
 from fusion.candidate import Refused
-from fusion.facts.dequantised import Dequantised
 from fusion.facts.graph import dtype_name, uses
-from fusion.facts.operand import Columns
-from fusion.facts.parameters import Part, Scale
+from fusion.facts.quantised.dequantised import Dequantised
 from fusion.facts.semantics import lookup
+from fusion.facts.symbols.operand import Columns
+from fusion.facts.symbols.parameters import Part, Scale
 from fusion.rules import _cache_op as common
 from fusion.rules._drq_frame import Frame
 from fusion.surgery.packing import Join, side_by_side

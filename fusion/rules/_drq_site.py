@@ -11,14 +11,14 @@ import onnx_ir as ir
 
 from fusion.candidate import Candidate, EmitterFactory, Refused
 from fusion.facts.analysis import Facts
+from fusion.facts.caches.rows import Row, positions_in
 from fusion.facts.graph import dtype_name
-from fusion.facts.rotated import rows_in
-from fusion.facts.rows import Row, positions_in
+from fusion.facts.rotary.rotated import rows_in
 from fusion.region import delivered_outside
 from fusion.rules import _cache_op as common
+from fusion.rules._cache_site import candidate, written_caches
 from fusion.rules._drq_frame import CONTIGUOUS, Frame, Inputs
 from fusion.rules._drq_operands import Operands, original
-from fusion.rules._kv_shapes import stand_ins, told_shapes
 from ir_ops.declaration import Operator
 from ir_ops.dtypes import Array, by_name
 from ir_ops.ops import DOMAIN
@@ -29,7 +29,7 @@ QUERY, KEY, VALUE = 0, 1, 2
 
 @dataclass(frozen=True)
 class Delivered:
-    """A value that the operator's output number ``place`` holds; ``order`` as in :mod:`fusion.facts.rotated`."""
+    """A value that the operator's output number ``place`` holds; ``order`` as in :mod:`fusion.facts.rotary.rotated`."""
 
     value: ir.Value
     place: int
@@ -47,25 +47,16 @@ def build(facts: Facts, new_emitter: EmitterFactory, inputs: Inputs, operator: O
     operands = made.all([cache for cache, _ in caches])
     attrs = _attributes(frame, any(item.place != QUERY for item in delivered))
     node, outputs = _node(frame, operator, operands, attrs)
-    replaced = [
-        (row.write.out, emit.reshape(output, original(row), "cache_out") if reshaped else output)
-        for (_, reshaped), row, output in zip(caches, inputs.rows, outputs[3:], strict=True)
-    ]
+    replaced = written_caches(frame, inputs.rows, caches, outputs[3:], original)
     replaced += [(item.value, _reproduced(frame, item, outputs[item.place])) for item in delivered]
-    asked = stand_ins(frame, [frame.key_columns.value, frame.value_columns.value, frame.cos.value])
-    return Candidate(
-        op=operator.name,
-        node=node,
-        emitter=emit,
+    return candidate(
+        frame,
+        node,
+        inputs.key.write.out,
+        layer,
+        [frame.key_columns.value, frame.value_columns.value, frame.cos.value],
         replaced=replaced,
-        region=frame.region,
-        feeds=[item for item in frame.feeds() if id(item) not in emit.copied],
         probes=frame.probes(),
-        fresh=frame.fresh_probe,
-        place=facts.view.place(inputs.key.write.out, layer),
-        layer=layer,
-        stand_ins=asked,
-        shapes=told_shapes(frame, asked),
         assumptions=_assumptions(frame),
         notes=made.notes,
         attrs=attrs,

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from fusion.candidate import Refused
 from fusion.emit import Emitter
 from fusion.facts.graph import GraphView, dtype_name
-from fusion.facts.norm import NormFact
+from fusion.facts.norms.norm import NormFact
 from fusion.rules import _cache_op as common
 from ir_ops.dtypes import Array, by_name
 

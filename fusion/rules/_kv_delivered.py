@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fusion.candidate import Refused
-from fusion.facts.rows import Row, positions_in
+from fusion.facts.caches.rows import Row, positions_in
 from fusion.rules import _cache_op as common
 from fusion.rules._kv_frame import Frame
 from ir_ops.dtypes import Array

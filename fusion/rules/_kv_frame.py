@@ -9,25 +9,19 @@ import onnx_ir as ir
 
 from fusion.candidate import Refused
 from fusion.emit import Emitter
+from fusion.facts.caches.cache_write import CacheWrite
+from fusion.facts.caches.rows import Row
+from fusion.facts.caches.written import WrittenView
 from fusion.facts.graph import GraphView, dtype_name
-from fusion.facts.norm import NormFact
-from fusion.facts.operand import Table
-from fusion.facts.parameters import Part
-from fusion.facts.probe import Numbers, Probe
-from fusion.facts.rows import Row
-from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
-from fusion.facts.settle import settle, start_sizes
-from fusion.facts.sizes import Sizes
-from fusion.facts.trials import with_ones
-from fusion.facts.written import WrittenView
+from fusion.facts.norms.norm import NormFact
+from fusion.facts.symbols.operand import Table
+from fusion.facts.symbols.parameters import Part
+from fusion.facts.trial.probe import Probe
 from fusion.region import closure
 from fusion.rules import _cache_op as common
-from fusion.rules._dims import dim_like
+from fusion.rules._cache_frame import CacheFrame
 from fusion.rules._tables import TableUse, agreed_table, batch_and_tokens
 from ir_ops.dtypes import Array
-
-FRESH_SEED = 5
-"""Sizes that no fact is read under (the third row of the small sizes)."""
 
 
 @dataclass
@@ -62,7 +56,7 @@ class Inputs:
         return self.mode == "Norm" or self.mode.startswith("PA_BLK")
 
 
-class Frame:
+class Frame(CacheFrame):
     """What all parts of a site need to know.
 
     Attributes:
@@ -70,9 +64,9 @@ class Frame:
         flat: one token a batch entry, ``[T, N, 1, ..]``; otherwise rows are ``[B, N, S, ..]``.
         heads: N.
         key_columns, value_columns: where the rows come from.
-        cos, sin: the tables.
-        region: nodes between the sources and the caches; ``region_ids`` their ids.
     """
+
+    EQUAL = "both caches have the batch, pages and length that the operator wants (KV-14, KV-15)"
 
     def __init__(self, view: GraphView, emit: Emitter, inputs: Inputs) -> None:
         self.view, self.emit, self.inputs = view, emit, inputs
@@ -120,7 +114,6 @@ class Frame:
         return agreed_table(self.view, uses, name)
 
     def feeds(self) -> list[ir.Value]:
-        """The values at which the region begins."""
         found = [self.key_columns.value, self.value_columns.value, self.cos.value, self.sin.value]
         if self.inputs.norm.gamma is not None:
             found.append(self.inputs.norm.gamma)
@@ -129,24 +122,18 @@ class Frame:
             found += common.parameter_values(row)
         return list({id(value): value for value in found}.values())
 
-    def stops(self) -> set[int]:
-        """Ids of the values at which the region begins."""
-        return {id(value) for value in self.feeds()}
+    @property
+    def writes(self) -> tuple[CacheWrite, CacheWrite]:
+        return self.inputs.key.write, self.inputs.value.write
+
+    def settled(self) -> list[ir.Value]:
+        return self.feeds()
 
     def own_probes(self) -> list[Probe]:
         return [entry.view.probe for entry in self.inputs.key.views]
 
     def having(self) -> list[ir.Value]:
-        """Values that have the operator's dims."""
         return [self.key_columns.value, self.inputs.key.write.slots.value]
-
-    def ones(self) -> list[Probe]:
-        """Trial sizes of 1 where only broadcasting makes sizes equal."""
-        return with_ones(self.view, self.own_probes()[0], [row.write.out for row in self.inputs.rows])
-
-    def shape(self, value: ir.Value) -> tuple[int, ...]:
-        """A value's shape under the first probe."""
-        return self.own_probes()[0].shape(value) or ()
 
     def batch_dim(self) -> int | ir.Value:
         """B, as a number or a vector of one element."""
@@ -159,52 +146,6 @@ class Frame:
         """S, as a number or a vector of one element; None when no value has such a dim."""
         return self.dim([self.split(number)[1] for number in range(len(self.inputs.key_parts))], "tokens")
 
-    def dim(self, sizes: list[int], part: str) -> int | ir.Value | None:
-        """A dim with these sizes under the probes: of a source of the site, else of a graph input."""
-        own = [self.key_columns.value, self.inputs.key.write.slots.value, self.cos.value]
-        return dim_like(self.emit, self.own_probes(), sizes, [*own, *self.view.graph.inputs], part, self.ones())
-
-    def probes(self) -> list[Probe]:
-        """Trial sizes under which both caches have the shapes that the operator wants of them."""
-        return [
-            self._fitted(item.probe.seed, item.probe.numbers, item.probe.sizes, item.batch)
-            for item in self._key_probes()
-        ]
-
-    def fresh_probe(self) -> Probe | None:
-        """A trial size that no fact was read under: a number mistaken for static shows there. None when none fits."""
-        numbers = self._key_probes()[0].probe.numbers
-        try:
-            probe = self._fitted(FRESH_SEED, numbers, start_sizes(self.view, FRESH_SEED, self.inputs.key.write.out))
-        except (Refused, Conflict, OutOfRange, Unsupported):
-            return None
-        return probe if common.slots_are_distinct(probe, self.inputs.key.write) else None
-
-    def _key_probes(self) -> list[WrittenView]:
-        return self.inputs.key.write.probes
-
-    def _fitted(self, seed: int, numbers: Numbers, sizes: Sizes, batch: int | None = None) -> Probe:
-        """A probe for both writes and all sources, caches made equal."""
-        key, value = self.inputs.key.write, self.inputs.value.write
-        targets = [key.out, value.out, key.cache, value.cache, *self.feeds()]
-        while True:
-            probe = settle(self.view, seed, numbers, targets, sizes)
-            unequal = self._unequal(probe, batch)
-            within = common.fitting(numbers, probe, [key, value])
-            if unequal is None and within is numbers:
-                return probe
-            numbers = within
-            sizes = probe.sizes.copy()
-            if unequal is not None and not sizes.unify(*unequal):
-                raise Refused(
-                    "kv-sizes-differ",
-                    "both caches have the batch, pages and length that the operator wants (KV-14, KV-15)",
-                    f"sizes {unequal[0]} and {unequal[1]}",
-                    "equal sizes",
-                    "give both caches one shape",
-                    value.cache,
-                )
-
     def _batch_under(self, probe: Probe) -> int:
         """B under a trial size that was not read: the projected row's first dim, or what rows and tokens leave."""
         shape = probe.shape(self.key_columns.value) or ()
@@ -213,14 +154,13 @@ class Frame:
         tokens = (probe.shape(self.inputs.key.write.slots.value) or (1,))[-1]
         return shape[0] // tokens if len(shape) == 2 and tokens and shape[0] % tokens == 0 else shape[0]
 
-    def _unequal(self, probe: Probe, batch: int | None) -> tuple[int, int] | None:
-        """Two sizes that the operator wants equal and that are not yet."""
+    def unequal(self, probe: Probe, written: WrittenView | None) -> tuple[int, int] | None:
         writes = [row.write for row in self.inputs.rows]
         shapes = [probe.shape(write.cache) or () for write in writes]
         rows = [shape[common.rows_axis(write)] for write, shape in zip(writes, shapes, strict=True)]
         pairs = [(shapes[0][0], shapes[1][0]), (rows[0], rows[1])]
         if self.inputs.mode == "Norm":
-            pairs.append((shapes[0][0], self._batch_under(probe) if batch is None else batch))
+            pairs.append((shapes[0][0], self._batch_under(probe) if written is None else written.batch))
         leads = [(probe.shape(columns.value) or ())[:-1] for columns in (self.key_columns, self.value_columns)]
         if len(leads[0]) == len(leads[1]):
             pairs += zip(*leads, strict=True)

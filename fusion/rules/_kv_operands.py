@@ -8,9 +8,9 @@ import numpy as np
 import onnx_ir as ir
 
 from fusion.candidate import Refused
-from fusion.facts.operand import Columns, Table
-from fusion.facts.parameters import Scale
-from fusion.facts.rows import Row
+from fusion.facts.caches.rows import Row
+from fusion.facts.symbols.operand import Columns, Table
+from fusion.facts.symbols.parameters import Scale
 from fusion.rules import _cache_op as common
 from fusion.rules._gamma import weight
 from fusion.rules._kv_frame import Frame

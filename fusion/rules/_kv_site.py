@@ -12,10 +12,10 @@ from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
 from fusion.region import delivered_outside
 from fusion.rules import _cache_op as common
+from fusion.rules._cache_site import candidate, written_caches
 from fusion.rules._kv_delivered import Delivered, delivered_values, reproduced
 from fusion.rules._kv_frame import Frame, Inputs
 from fusion.rules._kv_operands import Operands
-from fusion.rules._kv_shapes import stand_ins, told_shapes
 from ir_ops.declaration import Operator
 from ir_ops.dtypes import by_name
 from ir_ops.ops import DOMAIN
@@ -36,28 +36,16 @@ def build(facts: Facts, new_emitter: EmitterFactory, inputs: Inputs, operator: O
     operands = made.all([cache for cache, _ in caches])
     attrs = _attributes(inputs, bool(needed))
     node, outputs = _node(frame, operator, operands, attrs)
-    replaced = [
-        (
-            row.write.out,
-            emit.reshape(output, common.original_dims(row.write.cache), "cache_out") if reshaped else output,
-        )
-        for (_, reshaped), row, output in zip(caches, inputs.rows, outputs, strict=False)
-    ]
+    replaced = written_caches(frame, inputs.rows, caches, outputs[:2])
     replaced += [(item.value, reproduced(frame, item, outputs[item.place])) for item in needed]
-    asked = stand_ins(frame, [frame.key_columns.value, frame.value_columns.value, frame.cos.value])
-    return Candidate(
-        op=operator.name,
-        node=node,
-        emitter=emit,
+    return candidate(
+        frame,
+        node,
+        inputs.key.write.out,
+        layer,
+        [frame.key_columns.value, frame.value_columns.value, frame.cos.value],
         replaced=replaced,
-        region=frame.region,
-        feeds=[item for item in frame.feeds() if id(item) not in emit.copied],
         probes=frame.probes(),
-        fresh=frame.fresh_probe,
-        place=facts.view.place(inputs.key.write.out, layer),
-        layer=layer,
-        stand_ins=asked,
-        shapes=told_shapes(frame, asked),
         assumptions=_assumptions(frame),
         notes=made.notes,
         attrs=attrs,

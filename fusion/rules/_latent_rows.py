@@ -6,8 +6,8 @@ import onnx_ir as ir
 
 from fusion.candidate import Refused
 from fusion.facts.analysis import Facts
-from fusion.facts.rows import Row
-from fusion.facts.same_slots import same_slots
+from fusion.facts.caches.rows import Row
+from fusion.facts.caches.same_slots import same_slots
 from fusion.rules import _cache_op as common
 
 

@@ -13,10 +13,10 @@ import numpy as np
 import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, uses
-from fusion.facts.parameters import single
-from fusion.facts.probe import Probe
 from fusion.facts.semantics.table import axes_of
-from fusion.facts.symbolic import Symbolic
+from fusion.facts.symbols.parameters import single
+from fusion.facts.symbols.symbolic import Symbolic
+from fusion.facts.trial.probe import Probe
 from fusion.rules._mla_memo import Structure, shared
 from ir_ops.dtypes import Array
 

@@ -11,32 +11,25 @@ import onnx_ir as ir
 
 from fusion.candidate import Refused
 from fusion.emit import Emitter
+from fusion.facts.caches.cache_write import CacheWrite
+from fusion.facts.caches.rows import Row
+from fusion.facts.caches.written import WrittenView
 from fusion.facts.graph import GraphView, dtype_name
-from fusion.facts.norm import NormFact
-from fusion.facts.operand import Table
-from fusion.facts.parameters import Part, single
-from fusion.facts.probe import Numbers as SlotNumbers
-from fusion.facts.probe import Probe
-from fusion.facts.rotation import NotARotation, Rotation
-from fusion.facts.rows import Row
-from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
-from fusion.facts.settle import settle, start_sizes
-from fusion.facts.sizes import Sizes
-from fusion.facts.symbolic import Symbolic
-from fusion.facts.trials import with_ones
-from fusion.facts.written import WrittenView
+from fusion.facts.norms.norm import NormFact
+from fusion.facts.rotary.rotation import NotARotation, Rotation
+from fusion.facts.symbols.operand import Table
+from fusion.facts.symbols.parameters import Part, single
+from fusion.facts.symbols.symbolic import Symbolic
+from fusion.facts.trial.probe import Probe
 from fusion.reduction import MATRIX_LIMIT, Numbers, Reduction, numbers_of_norm, small_sizes
 from fusion.region import closure
 from fusion.rules import _cache_op as common
-from fusion.rules._dims import dim_like
+from fusion.rules._cache_frame import CacheFrame
 from fusion.rules._mla_product import Product
 from fusion.rules._mla_query import Found, check_rows, check_weight, read_query
 from fusion.rules._mla_rope import Rope, read_rope
 from fusion.rules._tables import TableUse, agreed_table
 from ir_ops.dtypes import Array
-
-FRESH_SEED = 5
-"""Sizes that no fact is read under."""
 
 
 @dataclass
@@ -77,7 +70,7 @@ class Site:
         return query.skeleton.down, query.up, self.value_made, self.key_made
 
 
-class Frame:
+class Frame(CacheFrame):
     """What all parts of a site need to know.
 
     Attributes:
@@ -85,9 +78,9 @@ class Frame:
         flat: tokens come as ``[T, He]``, not as ``[B, S, He]``.
         key_columns, value_columns, down_columns: columns of the products.
         absorbed, rope: the query, per probe of ``trials``.
-        cos, sin: the tables, for key and query alike.
-        region: nodes between the sources and what is delivered; ``region_ids`` their ids.
     """
+
+    EQUAL = "both caches have equal pages and rows"
 
     def __init__(self, view: GraphView, emit: Emitter, site: Site) -> None:
         self.view, self.emit, self.site = view, emit, site
@@ -223,7 +216,6 @@ class Frame:
     # region -------------------------------------------------------------------------------------------------------
 
     def feeds(self) -> list[ir.Value]:
-        """The values at which the region begins."""
         site, query = self.site, self.site.query
         found = [site.tokens, self.cos.value, self.sin.value, *self._twins, query.contraction.weight]
         found += [item for made in site.products for item in (made.weight, made.scale) if item is not None]
@@ -231,9 +223,6 @@ class Frame:
         for row in site.rows:
             found += [row.write.cache, row.write.slots.value, *common.parameter_values(row)]
         return list({id(value): value for value in found}.values())
-
-    def stops(self) -> set[int]:
-        return {id(value) for value in self.feeds()}
 
     # trial sizes --------------------------------------------------------------------------------------------------
 
@@ -273,67 +262,35 @@ class Frame:
         nodes = closure([norm.y], self.stops() | {id(norm.x)})
         return dict.fromkeys(_operands(nodes), numbers_of_norm(count, norm.epsilon, taken))
 
+    @property
+    def writes(self) -> tuple[CacheWrite, CacheWrite]:
+        return self.site.key.write, self.site.value.write
+
+    def settled(self) -> list[ir.Value]:
+        site = self.site
+        weights = [site.query.contraction.weight, *(made.weight for made in site.products)]
+        return [site.tokens, *self.query_values(), *weights, *(row.write.slots.value for row in site.rows)]
+
     def own_probes(self) -> list[Probe]:
         return self.trials
 
     def having(self) -> list[ir.Value]:
-        """Values that have the operator's dims."""
         return [self.site.tokens, self.site.key.write.slots.value]
 
-    def ones(self) -> list[Probe]:
-        """Trial sizes of 1 where only broadcasting makes sizes equal."""
-        return with_ones(self.view, self.own_probes()[0], [row.write.out for row in self.site.rows])
-
-    def shape(self, value: ir.Value) -> tuple[int, ...]:
-        """A value's shape under the first probe."""
-        return self.trials[0].shape(value) or ()
-
-    def dim(self, sizes: list[int], part: str) -> int | ir.Value | None:
-        """A dim with these sizes under the probes: of a source of the site, else of a graph input."""
-        own = [self.site.tokens, self.site.key.write.slots.value, self.site.key.write.cache]
-        return dim_like(self.emit, self.trials, sizes, [*own, *self.view.graph.inputs], part, self.ones())
+    def sized(self) -> list[ir.Value]:
+        return [*self.having(), self.site.key.write.cache]
 
     def _trials(self) -> list[Probe]:
-        found = [self._fitted(item.probe.seed, item.probe.numbers, item.probe.sizes) for item in self._written()]
+        found = self.probes()
         if any(probe.shape(value) is None for probe in found for value in [self.site.tokens, *self.query_values()]):
             raise Refused("mla-order", "shapes can be told", "an operator that is not understood", "known shapes")
         return found
 
-    def fresh_probe(self) -> Probe | None:
-        """A trial size that no fact was read under: a number mistaken for static shows there. None when none fits."""
-        write = self.site.key.write
-        try:
-            probe = self._fitted(FRESH_SEED, write.probes[0].probe.numbers,
-                                 start_sizes(self.view, FRESH_SEED, write.out))  # fmt: skip
-        except (Refused, Conflict, OutOfRange, Unsupported):
-            return None
-        return probe if common.slots_are_distinct(probe, write) else None
-
-    def _written(self) -> list[WrittenView]:
-        return self.site.key.write.probes
-
-    def _fitted(self, seed: int, numbers: SlotNumbers, sizes: Sizes) -> Probe:
-        """A probe for both writes and the query, caches made equal."""
-        site = self.site
-        targets = [row.write.out for row in site.rows] + [row.write.cache for row in site.rows]
-        targets += [site.tokens, *self.query_values(), site.query.contraction.weight]
-        targets += [made.weight for made in site.products] + [row.write.slots.value for row in site.rows]
-        while True:
-            probe = settle(self.view, seed, numbers, targets, sizes)
-            shapes = [probe.shape(row.write.cache) or () for row in site.rows]
-            axes = [common.rows_axis(row.write) for row in site.rows]
-            pairs = [(shapes[0][0], shapes[1][0]), (shapes[0][axes[0]], shapes[1][axes[1]])]
-            unequal = next((pair for pair in pairs if pair[0] != pair[1]), None)
-            within = common.fitting(numbers, probe, [row.write for row in site.rows])
-            if unequal is None and within is numbers:
-                return probe
-            numbers = within
-            sizes = probe.sizes.copy()
-            if unequal is not None and not sizes.unify(*unequal):
-                raise Refused(
-                    "kv-sizes-differ", "both caches have equal pages and rows", f"{unequal[0]} and {unequal[1]}",
-                    "equal sizes", "give both caches one shape", site.value.write.cache,
-                )  # fmt: skip
+    def unequal(self, probe: Probe, written: WrittenView | None) -> tuple[int, int] | None:
+        shapes = [probe.shape(write.cache) or () for write in self.writes]
+        axes = [common.rows_axis(write) for write in self.writes]
+        pairs = [(shapes[0][0], shapes[1][0]), (shapes[0][axes[0]], shapes[1][axes[1]])]
+        return next((pair for pair in pairs if pair[0] != pair[1]), None)
 
 
 def _operands(nodes: Iterable[ir.Node]) -> set[int]:

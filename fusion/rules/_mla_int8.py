@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from fusion.candidate import Refused
-from fusion.facts.dynamic_quant import DynamicFact, find_dynamic
 from fusion.facts.graph import GraphView, dtype_name, uses
+from fusion.facts.quantised.dynamic_quant import DynamicFact, find_dynamic
 from fusion.rules._mla_product import Moved, Product, source_of
 
 _KEY = "rows quantised by their largest value"

@@ -12,7 +12,7 @@ from typing import TypeVar
 import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, dtype_name
-from fusion.facts.probe import Probe
+from fusion.facts.trial.probe import Probe
 from fusion.rules._mla_product import MOST
 
 Result = TypeVar("Result")

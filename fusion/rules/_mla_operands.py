@@ -8,11 +8,11 @@ import numpy as np
 import onnx_ir as ir
 
 from fusion.candidate import Refused
+from fusion.facts.caches.rows import Row
 from fusion.facts.graph import dims_of, dtype_name
-from fusion.facts.norm import NormFact
-from fusion.facts.operand import Table
-from fusion.facts.parameters import Scale
-from fusion.facts.rows import Row
+from fusion.facts.norms.norm import NormFact
+from fusion.facts.symbols.operand import Table
+from fusion.facts.symbols.parameters import Scale
 from fusion.rules import _cache_op as common
 from fusion.rules._gamma import weight
 from fusion.rules._mla_frame import Frame

@@ -11,11 +11,11 @@ import onnx_ir as ir
 from fusion.candidate import Refused
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import GraphView, dtype_name, uses
-from fusion.facts.norm import NormFact
-from fusion.facts.parameters import single
-from fusion.facts.probe import Probe
-from fusion.facts.symbolic import Symbolic
-from fusion.facts.terms import Unreadable
+from fusion.facts.norms.norm import NormFact
+from fusion.facts.symbols.parameters import single
+from fusion.facts.symbols.symbolic import Symbolic
+from fusion.facts.symbols.terms import Unreadable
+from fusion.facts.trial.probe import Probe
 from fusion.rules._mla_contraction import (
     Absorbed,
     Contraction,

@@ -9,11 +9,11 @@ import numpy as np
 import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, dtype_name, uses
-from fusion.facts.probe import Probe
-from fusion.facts.rotation import NotARotation, Rotation, read_rotation
+from fusion.facts.rotary.rotation import NotARotation, Rotation, read_rotation
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported, lookup
-from fusion.facts.symbolic import Symbolic
-from fusion.facts.terms import Sym, Unreadable, joined
+from fusion.facts.symbols.symbolic import Symbolic
+from fusion.facts.symbols.terms import Sym, Unreadable, joined
+from fusion.facts.trial.probe import Probe
 from fusion.rules._mla_memo import Structure, shared
 from fusion.rules._mla_product import MOST, Moved
 from ir_ops.dtypes import Array

@@ -10,9 +10,9 @@ import onnx_ir as ir
 
 from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
-from fusion.facts.rows import Row
+from fusion.facts.caches.rows import Row
 from fusion.region import delivered_outside
-from fusion.rules._kv_shapes import stand_ins, told_shapes
+from fusion.rules._cache_site import candidate
 from fusion.rules._mla_frame import Frame, Site
 from fusion.rules._mla_operands import NAMES, Operands, is_one_number
 from fusion.rules._mla_outputs import normed_values, query_parts, reproduced, rope_parts
@@ -48,21 +48,15 @@ def build(facts: Facts, new_emitter: EmitterFactory, site: Site, operator: Opera
         replaced.append((item.value, reproduced(frame, item, outputs[QUERY_ROPE], heads, rope, "query_rope_out")))
     if normed is not None:
         replaced.append((normed, _normed_out(frame, normed, outputs[QUERY_NORM])))
-    asked = stand_ins(frame, [site.tokens, frame.cos.value])
     by_row = site.query.up.scale is not None
-    return Candidate(
-        op=operator.name,
-        node=node,
-        emitter=emit,
+    return candidate(
+        frame,
+        node,
+        site.query.contraction.out,
+        layer,
+        [site.tokens, frame.cos.value],
         replaced=replaced,
-        region=frame.region,
-        feeds=[item for item in frame.feeds() if id(item) not in emit.copied],
         probes=frame.trials,
-        fresh=frame.fresh_probe,
-        place=facts.view.place(site.query.contraction.out, layer),
-        layer=layer,
-        stand_ins=asked,
-        shapes=told_shapes(frame, asked),
         assumptions=_assumptions(frame),
         notes=made.notes,
         attrs=attrs,

@@ -12,8 +12,8 @@ from fusion.candidate import Refused
 from fusion.emit import Emitter
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import dims_of, dtype_name
-from fusion.facts.norm import NormFact
-from fusion.facts.probe import Probe
+from fusion.facts.norms.norm import NormFact
+from fusion.facts.trial.probe import Probe
 from fusion.region import is_data
 from fusion.rules import _block as block
 from fusion.rules import _cache_op as common

@@ -8,10 +8,10 @@ import numpy as np
 
 from fusion.candidate import Refused
 from fusion.facts.graph import GraphView
-from fusion.facts.norm import NormFact
-from fusion.facts.parameters import Part
-from fusion.facts.probe import Probe
-from fusion.facts.symbolic import Symbolic
+from fusion.facts.norms.norm import NormFact
+from fusion.facts.symbols.parameters import Part
+from fusion.facts.symbols.symbolic import Symbolic
+from fusion.facts.trial.probe import Probe
 from ir_ops.dtypes import Array
 
 

@@ -10,27 +10,22 @@ import onnx_ir as ir
 
 from fusion.candidate import Refused
 from fusion.emit import Emitter
+from fusion.facts.caches.cache_write import CacheWrite
+from fusion.facts.caches.rows import Row
+from fusion.facts.caches.written import WrittenView
 from fusion.facts.graph import GraphView, dtype_name
-from fusion.facts.heads import Heads
-from fusion.facts.norm import NormFact
-from fusion.facts.operand import Columns, Table
-from fusion.facts.parameters import Part
-from fusion.facts.probe import Numbers, Probe
-from fusion.facts.rotation import Rotation
-from fusion.facts.rows import Row
-from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
-from fusion.facts.settle import settle, start_sizes
-from fusion.facts.sizes import Sizes
-from fusion.facts.trials import with_ones
+from fusion.facts.norms.norm import NormFact
+from fusion.facts.rotary.heads import Heads
+from fusion.facts.rotary.rotation import Rotation
+from fusion.facts.symbols.operand import Columns, Table
+from fusion.facts.symbols.parameters import Part
+from fusion.facts.trial.probe import Probe
 from fusion.region import closure
 from fusion.rules import _cache_op as common
-from fusion.rules._dims import dim_like
+from fusion.rules._cache_frame import CacheFrame
 from fusion.rules._norm_rows import gamma_columns, through_norm
 from fusion.rules._tables import TableUse, agreed_table, batch_and_tokens
 from ir_ops.dtypes import Array
-
-FRESH_SEED = 5
-"""Sizes that no fact is read under."""
 
 
 def halves(position: Array) -> Array:
@@ -77,7 +72,7 @@ def turned(
     return Turned(norm, probes, rotations, common.agreed_columns(behind, what), gamma)
 
 
-class Frame:
+class Frame(CacheFrame):
     """What all parts of a site need to know.
 
     Attributes:
@@ -86,10 +81,10 @@ class Frame:
         q, k: queries and keys, norms and rotations looked through; v: where the values come from.
         width: D.
         kind: the operator's float type.
-        cos, sin: the tables.
         delivered: the value that the operator's q_out stands for.
-        region: nodes between the sources and the results; region_ids: their ids.
     """
+
+    EQUAL = "queries, keys and values have the same tokens, both caches the same pages"
 
     def __init__(
         self, view: GraphView, emit: Emitter, key: Row, value: Row, queries: Heads, k: Turned, q: Turned
@@ -111,8 +106,7 @@ class Frame:
     def deliver(self, value: ir.Value) -> None:
         """Settles which value q_out stands for, and with it the region and the trial sizes."""
         self.delivered = value
-        written = [entry.probe for entry in self.key.write.probes]
-        self._probes = [self._fitted(probe.seed, probe.numbers, probe.sizes) for probe in written]
+        self._probes = self.probes()
         outputs = [self.key.write.out, self.value.write.out, value]
         self.region = closure(outputs, {id(item) for item in self.feeds()})
         self.region_ids = {id(node) for node in self.region}
@@ -120,6 +114,13 @@ class Frame:
     @property
     def rows(self) -> tuple[Row, Row]:
         return self.key, self.value
+
+    @property
+    def writes(self) -> tuple[CacheWrite, CacheWrite]:
+        return self.key.write, self.value.write
+
+    def settled(self) -> list[ir.Value]:
+        return [self.delivered, *self.feeds()]
 
     @property
     def heads(self) -> list[int]:
@@ -168,7 +169,6 @@ class Frame:
         return agreed_table(self.view, uses, name)
 
     def feeds(self) -> list[ir.Value]:
-        """The values at which the region begins."""
         found = [self.q.columns.value, self.k.columns.value, self.v.value, self.cos.value, self.sin.value]
         found += [*self._twins, *(norm.gamma for norm in (self.q.norm, self.k.norm) if norm.gamma is not None)]
         for row in self.rows:
@@ -180,21 +180,7 @@ class Frame:
         return self._probes
 
     def having(self) -> list[ir.Value]:
-        """Values that have the operator's dims."""
         return [self.k.columns.value, self.key.write.slots.value]
-
-    def ones(self) -> list[Probe]:
-        """Trial sizes of 1 where only broadcasting makes sizes equal."""
-        return with_ones(self.view, self.own_probes()[0], [row.write.out for row in (self.key, self.value)])
-
-    def shape(self, value: ir.Value) -> tuple[int, ...]:
-        """A value's shape under the first trial size."""
-        return self.own_probes()[0].shape(value) or ()
-
-    def dim(self, sizes: list[int], part: str) -> int | ir.Value | None:
-        """A dim with these sizes under the trials: of a source of the site, else of a graph input."""
-        own = [self.k.columns.value, self.key.write.slots.value, self.cos.value]
-        return dim_like(self.emit, self.own_probes(), sizes, [*own, *self.view.graph.inputs], part, self.ones())
 
     def dims(self, part: str) -> tuple[int | ir.Value, int | ir.Value]:
         """B and S, as numbers or vectors of one element."""
@@ -208,39 +194,7 @@ class Frame:
             )  # fmt: skip
         return batch, tokens
 
-    # trial sizes of the proof --------------------------------------------------------------------------------------
-
-    def fresh_probe(self) -> Probe | None:
-        """A trial size that no fact was read under: a number mistaken for static shows there. None when none fits."""
-        write = self.key.write
-        try:
-            probe = self._fitted(
-                FRESH_SEED, write.probes[0].probe.numbers, start_sizes(self.view, FRESH_SEED, write.out)
-            )
-        except (Refused, Conflict, OutOfRange, Unsupported):
-            return None
-        slots = probe.array(write.slots.value)
-        return probe if slots is not None and len(np.unique(slots)) == slots.size else None
-
-    def _fitted(self, seed: int, numbers: Numbers, sizes: Sizes) -> Probe:
-        key, value = self.key.write, self.value.write
-        targets = [key.out, value.out, key.cache, value.cache, self.delivered, *self.feeds()]
-        while True:
-            probe = settle(self.view, seed, numbers, targets, sizes)
-            unequal = self._unequal(probe)
-            within = common.fitting(numbers, probe, [key, value])
-            if unequal is None and within is numbers:
-                return probe
-            numbers = within
-            sizes = probe.sizes.copy()
-            if unequal is not None and not sizes.unify(*unequal):
-                raise Refused(
-                    "qkv-sizes-differ", "queries, keys and values have the same tokens, both caches the same pages",
-                    f"sizes {unequal[0]} and {unequal[1]}", "equal sizes", "give both caches one shape", value.cache,
-                )  # fmt: skip
-
-    def _unequal(self, probe: Probe) -> tuple[int, int] | None:
-        """Two sizes that the operator wants equal and that are not yet."""
+    def unequal(self, probe: Probe, written: WrittenView | None) -> tuple[int, int] | None:
         writes = [row.write for row in self.rows]
         shapes = [probe.shape(write.cache) or () for write in writes]
         rows = [shape[common.rows_axis(write)] for write, shape in zip(writes, shapes, strict=True)]

@@ -11,12 +11,12 @@ import onnx_ir as ir
 
 from fusion.candidate import Candidate, EmitterFactory, Refused
 from fusion.facts.analysis import Facts
+from fusion.facts.caches.rows import Row, positions_in
 from fusion.facts.graph import dtype_name, uses
-from fusion.facts.heads import HeadAxis, Heads, head_axes, moved_on
-from fusion.facts.rows import Row, positions_in
+from fusion.facts.rotary.heads import HeadAxis, Heads, head_axes, moved_on
 from fusion.region import delivered_outside
 from fusion.rules import _cache_op as common
-from fusion.rules._kv_shapes import stand_ins, told_shapes
+from fusion.rules._cache_site import candidate, written_caches
 from fusion.rules._qkv_frame import Frame, Turned, turned
 from fusion.rules._qkv_operands import Operands
 from ir_ops.declaration import Operator
@@ -59,28 +59,16 @@ def build(facts: Facts, new_emitter: EmitterFactory, key: Row, value: Row, queri
     operands = made.all([cache for cache, _ in caches])
     attrs = _attributes(frame, len(needed) > 1)
     node, outputs = _node(frame, operator, operands, attrs)
-    replaced = [
-        (
-            row.write.out,
-            emit.reshape(output, common.original_dims(row.write.cache), "cache_out") if reshaped else output,
-        )
-        for (_, reshaped), row, output in zip(caches, frame.rows, outputs[K_CACHE:Q_RAW], strict=True)
-    ]
+    replaced = written_caches(frame, frame.rows, caches, outputs[K_CACHE:Q_RAW])
     replaced += [(item.value, reproduced(frame, item, outputs[item.place])) for item in needed]
-    asked = stand_ins(frame, [frame.key_columns.value, frame.value_columns.value, frame.cos.value])
-    return Candidate(
-        op=operator.name,
-        node=node,
-        emitter=emit,
+    return candidate(
+        frame,
+        node,
+        key.write.out,
+        layer,
+        [frame.key_columns.value, frame.value_columns.value, frame.cos.value],
         replaced=replaced,
-        region=frame.region,
-        feeds=[item for item in frame.feeds() if id(item) not in emit.copied],
         probes=frame.own_probes(),
-        fresh=frame.fresh_probe,
-        place=view.place(key.write.out, layer),
-        layer=layer,
-        stand_ins=asked,
-        shapes=told_shapes(frame, asked),
         assumptions=_assumptions(frame),
         notes=made.notes,
         attrs=attrs,

@@ -12,15 +12,15 @@ import onnx_ir as ir
 from fusion.candidate import Candidate, Refused
 from fusion.emit import Emitter
 from fusion.facts.analysis import Facts
-from fusion.facts.cache_write import CacheWrite
+from fusion.facts.caches.cache_write import CacheWrite
 from fusion.facts.graph import GraphView, dtype_name
-from fusion.facts.operand import Columns, columns_of
-from fusion.facts.parameters import Part
-from fusion.facts.probe import Probe
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported, lookup
-from fusion.facts.settle import settle, start_sizes
-from fusion.facts.symbolic import Source
-from fusion.facts.trials import FRESH_SEED
+from fusion.facts.symbols.operand import Columns, columns_of
+from fusion.facts.symbols.parameters import Part
+from fusion.facts.symbols.symbolic import Source
+from fusion.facts.trial.probe import Probe
+from fusion.facts.trial.settle import settle, start_sizes
+from fusion.facts.trial.trials import FRESH_SEED
 from fusion.rules import _block as block
 from fusion.rules import _cache_op as common
 from ir_ops.dtypes import Array
@@ -208,20 +208,21 @@ def candidate(
         )  # fmt: skip
     feeds = list({id(value): value for item in items for value in item.feeds}.values())
     region = block.region_of([old for old, _ in replaced], feeds)
-    feeds += _others(facts.view, region, feeds)
+    _refuse_others(facts.view, items[0].write, region, feeds)
     found = block.candidate(facts, made, replaced, feeds, region, (probes, fresh_probe(facts.view, items)), size)
     found.assumptions.append("slots are distinct")
     return found
 
 
-def _others(view: GraphView, region: Sequence[ir.Node], feeds: Sequence[ir.Value]) -> list[ir.Value]:
-    """Graph inputs whose content the region reads beside its feeds."""
+def _refuse_others(view: GraphView, write: CacheWrite, region: Sequence[ir.Node], feeds: Sequence[ir.Value]) -> None:
+    """Refuses a write that reads more than its operator does: trial sizes may not show what that changes."""
     known = {id(value) for value in feeds}
-    found = {
-        id(value): value
-        for node in region
-        for value in node.inputs
-        if value is not None and value.producer() is None and node.op_type not in ("Shape", "Size")
-        and id(value) not in known and not view.is_constant(value)
-    }  # fmt: skip
-    return list(found.values())
+    for node in region:
+        for value in node.inputs:
+            own = value is None or value.producer() is not None or id(value) in known or view.is_constant(value)
+            if not own and node.op_type not in ("Shape", "Size"):
+                raise Refused(
+                    "write-reads-more", f"the rows of {write.cache.name} that are written are told by "
+                    f"{write.slots.value.name} alone", f"{value.name} is read too", "one value that holds the slots",  # type: ignore[union-attr]
+                    "compute the whole slot in one value, or leave the write as it is", value,
+                )  # fmt: skip

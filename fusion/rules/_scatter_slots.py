@@ -10,7 +10,7 @@ import onnx_ir as ir
 from fusion.candidate import Candidate, EmitterFactory, Refused
 from fusion.emit import Emitter
 from fusion.facts.analysis import Facts
-from fusion.facts.cache_write import CacheWrite
+from fusion.facts.caches.cache_write import CacheWrite
 from fusion.result import Refusal
 from fusion.rules import _block as block
 from fusion.rules import _cache_op as common

@@ -14,12 +14,12 @@ import onnx_ir as ir
 from fusion.candidate import Refused
 from fusion.emit import Emitter
 from fusion.facts.graph import GraphView
-from fusion.facts.near import values_near
-from fusion.facts.operand import Table, table_in, table_of
-from fusion.facts.parameters import Part
-from fusion.facts.probe import Probe
-from fusion.facts.rotation import Rotation
-from fusion.facts.symbolic import Symbolic
+from fusion.facts.rotary.near import values_near
+from fusion.facts.rotary.rotation import Rotation
+from fusion.facts.symbols.operand import Table, table_in, table_of
+from fusion.facts.symbols.parameters import Part
+from fusion.facts.symbols.symbolic import Symbolic
+from fusion.facts.trial.probe import Probe
 from fusion.rules import _cache_op as common
 from fusion.rules._dims import all_rows
 from ir_ops.dtypes import Array

@@ -12,10 +12,10 @@ from fusion.candidate import Refused
 from fusion.emit import Emitter
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import dtype_name
-from fusion.facts.probe import Probe
-from fusion.facts.rotations import Rotated
-from fusion.facts.trials import shape_under, with_ones
-from fusion.facts.turned import Tabled, Turned
+from fusion.facts.rotary.rotations import Rotated
+from fusion.facts.rotary.turned import Tabled, Turned
+from fusion.facts.trial.probe import Probe
+from fusion.facts.trial.trials import shape_under, with_ones
 from fusion.rules import _block as block
 from fusion.rules._dims import dim_like
 

@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
-from fusion.facts.rotations import Rotated
-from fusion.facts.turned import Tabled
+from fusion.facts.rotary.rotations import Rotated
+from fusion.facts.rotary.turned import Tabled
 from fusion.result import Refusal
 from fusion.rules import _block as block
 from fusion.rules import _cache_op as common

@@ -8,8 +8,8 @@ from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.emit import Emitter
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import dtype_name
-from fusion.facts.parameters import Reason, Scale
-from fusion.facts.static_quant import StaticQuant, is_quantising, read_static
+from fusion.facts.quantised.static_quant import StaticQuant, is_quantising, read_static
+from fusion.facts.symbols.parameters import Reason, Scale
 from fusion.result import Refusal
 from fusion.rules import _block as block
 from fusion.rules import _cache_op as common

@@ -12,15 +12,15 @@ import numpy as np
 
 from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
-from fusion.facts.cache_write import CacheWrite
-from fusion.facts.dequantised import Dequantised, NotDequantised, read_dequantised
+from fusion.facts.caches.cache_write import CacheWrite
+from fusion.facts.caches.rows import Row
+from fusion.facts.caches.same_slots import same_slots
 from fusion.facts.graph import GraphView, dtype_name
-from fusion.facts.operand import columns_of
-from fusion.facts.parameters import Part
-from fusion.facts.rotated import Rotated, from_one_value, projected_from, rotated_from
-from fusion.facts.rotation import Rotation
-from fusion.facts.rows import Row
-from fusion.facts.same_slots import same_slots
+from fusion.facts.quantised.dequantised import Dequantised, NotDequantised, read_dequantised
+from fusion.facts.rotary.rotated import Rotated, from_one_value, projected_from, rotated_from
+from fusion.facts.rotary.rotation import Rotation
+from fusion.facts.symbols.operand import columns_of
+from fusion.facts.symbols.parameters import Part
 from fusion.result import Refusal
 from fusion.rules import _cache_op as common
 from fusion.rules._drq_frame import CONTIGUOUS, PAGE, Inputs, halves

@@ -7,10 +7,10 @@ import onnx_ir as ir
 from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.emit import Emitter
 from fusion.facts.analysis import Facts
-from fusion.facts.dynamic_quant import DynamicFact, find_dynamic
 from fusion.facts.graph import dtype_name
-from fusion.facts.parameters import Reason
-from fusion.facts.probe import Probe
+from fusion.facts.quantised.dynamic_quant import DynamicFact, find_dynamic
+from fusion.facts.symbols.parameters import Reason
+from fusion.facts.trial.probe import Probe
 from fusion.result import Refusal
 from fusion.rules import _block as block
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
-from fusion.facts.rotations import Rotated
+from fusion.facts.rotary.rotations import Rotated
 from fusion.result import Refusal
 from fusion.rules import _block as block
 from fusion.rules import _turn_block as turns

@@ -10,12 +10,12 @@ import onnx_ir as ir
 
 from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
-from fusion.facts.cache_write import CacheWrite
+from fusion.facts.caches.cache_write import CacheWrite
+from fusion.facts.caches.growth import kept_inside
+from fusion.facts.caches.rows import Row, read_row, with_heads
+from fusion.facts.caches.write_map import NotAWrite
 from fusion.facts.graph import GraphView
-from fusion.facts.growth import kept_inside
-from fusion.facts.parameters import Reason
-from fusion.facts.rows import Row, read_row, with_heads
-from fusion.facts.write_map import NotAWrite
+from fusion.facts.symbols.parameters import Reason
 from fusion.result import Refusal
 from fusion.rules import _cache_op as common
 from fusion.rules._kv_frame import Inputs

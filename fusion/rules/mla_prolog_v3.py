@@ -15,15 +15,15 @@ import onnx_ir as ir
 
 from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
+from fusion.facts.caches.rows import Row, RowView
 from fusion.facts.graph import GraphView
-from fusion.facts.norm import NormFact
-from fusion.facts.parameters import single
-from fusion.facts.probe import Probe
-from fusion.facts.rows import Row, RowView
+from fusion.facts.norms.norm import NormFact
 from fusion.facts.semantics import Conflict
-from fusion.facts.settle import inputs_behind, settle
-from fusion.facts.symbolic import Symbolic
-from fusion.facts.terms import Unreadable
+from fusion.facts.symbols.parameters import single
+from fusion.facts.symbols.symbolic import Symbolic
+from fusion.facts.symbols.terms import Unreadable
+from fusion.facts.trial.probe import Probe
+from fusion.facts.trial.settle import inputs_behind, settle
 from fusion.result import Refusal
 from fusion.rules import _cache_op as common
 from fusion.rules._latent_rows import partner_of

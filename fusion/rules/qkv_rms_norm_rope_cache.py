@@ -15,15 +15,15 @@ import onnx_ir as ir
 
 from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
+from fusion.facts.attention.projection import is_projected, origin
+from fusion.facts.caches.rows import Row, read_row, with_heads
+from fusion.facts.caches.same_slots import same_slots
 from fusion.facts.graph import GraphView
-from fusion.facts.heads import Heads, read_heads, values_behind
-from fusion.facts.norm import NormFact
-from fusion.facts.parameters import Reason
-from fusion.facts.probe import Probe
-from fusion.facts.projection import is_projected, origin
-from fusion.facts.rows import Row, read_row, with_heads
-from fusion.facts.same_slots import same_slots
-from fusion.facts.settle import settle
+from fusion.facts.norms.norm import NormFact
+from fusion.facts.rotary.heads import Heads, read_heads, values_behind
+from fusion.facts.symbols.parameters import Reason
+from fusion.facts.trial.probe import Probe
+from fusion.facts.trial.settle import settle
 from fusion.result import Refusal
 from fusion.rules._cache_op import refuse_aliases, slots_text
 from fusion.rules._qkv_site import build

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import dtype_name
-from fusion.facts.near_norm import is_centred, near_norms
-from fusion.facts.norm import NormFact
+from fusion.facts.norms.near_norm import is_centred, near_norms
+from fusion.facts.norms.norm import NormFact
 from fusion.result import Refusal
 from fusion.rules import _block as block
 from fusion.rules import _norm_block as norms
@@ -18,7 +18,7 @@ class RmsNormRule:
     """See the module's text."""
 
     op = OP
-    size = 6
+    size = 5
 
     def match(self, facts: Facts, new_emitter: EmitterFactory) -> tuple[list[Candidate], list[Refusal]]:
         candidates, refusals = [], []

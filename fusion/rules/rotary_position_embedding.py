@@ -5,8 +5,8 @@ from __future__ import annotations
 from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import dtype_name
-from fusion.facts.rotations import Rotated
-from fusion.facts.turned import Turned
+from fusion.facts.rotary.rotations import Rotated
+from fusion.facts.rotary.turned import Turned
 from fusion.result import Refusal
 from fusion.rules import _block as block
 from fusion.rules import _turn_block as turns

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fusion.candidate import Candidate, EmitterFactory, Refused
 from fusion.facts.analysis import Facts
-from fusion.facts.cache_write import CacheWrite
+from fusion.facts.caches.cache_write import CacheWrite
+from fusion.facts.caches.same_slots import same_slots
 from fusion.facts.graph import dims_of, dtype_name
-from fusion.facts.same_slots import same_slots
 from fusion.result import Refusal
 from fusion.rules import _block as block
 from fusion.rules import _cache_op as common

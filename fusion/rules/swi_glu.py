@@ -10,11 +10,11 @@ import onnx_ir as ir
 from fusion.candidate import Candidate, EmitterFactory, Refused, evaluated
 from fusion.facts.analysis import Facts
 from fusion.facts.graph import dims_of, dtype_name
-from fusion.facts.parameters import Reason
-from fusion.facts.probe import Probe
 from fusion.facts.swiglu import GatedFact, activations, read_gated
-from fusion.facts.symbolic import Symbolic
-from fusion.facts.terms import Unreadable
+from fusion.facts.symbols.parameters import Reason
+from fusion.facts.symbols.symbolic import Symbolic
+from fusion.facts.symbols.terms import Unreadable
+from fusion.facts.trial.probe import Probe
 from fusion.folding import EXPERTS, FEWEST
 from fusion.result import Refusal
 from fusion.rules import _block as block
@@ -89,7 +89,9 @@ def _build(facts: Facts, new_emitter: EmitterFactory, fact: GatedFact, layer: in
     kind = made if common.widens(kind, made) else kind
     feeds, packed = [gate, up], _halves(facts, gate, up)
     if packed is None and not _same_shape(facts, gate, up):
-        raise Refused("swiglu-shape", "gate and up have one shape", "other shapes", "one shape", "", fact.y)
+        known = all(facts.trials.shapes(item) for item in (gate, up))
+        raise Refused("swiglu-shape", "gate and up have one shape", "other shapes" if known else "an unknown shape",
+                      "one shape", "", fact.y)  # fmt: skip
     if packed is not None:
         feeds = [packed[0]]
         if not packed[2]:

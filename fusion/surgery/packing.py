@@ -17,9 +17,9 @@ import numpy as np
 import onnx_ir as ir
 
 from fusion.emit import Emitter
+from fusion.facts.attention.projection import Projection, projection_of, siblings
 from fusion.facts.graph import GraphView
-from fusion.facts.probe import Probe
-from fusion.facts.projection import Projection, projection_of, siblings
+from fusion.facts.trial.probe import Probe
 from fusion.packed import PackedTensor, Piece, stored_outside
 from ir_ops.dtypes import Array, by_onnx
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -180,7 +181,10 @@ class GraphBuilder:
             )
         key = (row.name + layout, dims, data)
         if len(data) <= _SHARED_BYTES and key in self._shared:
-            return self._shared[key]
+            made = self._shared[key]
+            if made.known is None and known is not None:  # raw bytes came first, whose content nobody told
+                made = self._shared[key] = replace(made, known=known)
+            return made
         tensor = _constant_type(row, dims, layout)
         data = packed(data, row, dims) if layout == FRACTAL_NZ else data
         made = self._constant(

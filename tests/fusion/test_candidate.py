@@ -6,7 +6,7 @@ import pytest
 
 from fusion.candidate import Refused, evaluated
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
-from fusion.facts.terms import Unreadable
+from fusion.facts.symbols.terms import Unreadable
 
 
 @pytest.mark.parametrize("error", [Conflict(108, 3), OutOfRange("row 7 of 5"), Unsupported("Loop"), Unreadable()])

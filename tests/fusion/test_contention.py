@@ -14,8 +14,8 @@ from fusion.engine import Options, find
 from fusion.result import Refusal
 from fusion.rules import kv_rms_norm_rope_cache as kv
 from tests.fusion.mla.preamble import Preamble as MlaPreamble
-from tests.fusion.mla.preamble import Spec as MlaSpec
 from tests.fusion.mla.preamble import feeds as mla_feeds
+from tests.fusion.mla.spec import Spec as MlaSpec
 from tests.fusion.qkv.spec import Parameters, Spec, feeds
 from tests.fusion.qkv.spellings import Preamble
 from tests.fusion.zoo.run import run, worst

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fusion.evaluate import Evaluation, typed
-from fusion.facts.probe import Numbers
 from fusion.facts.semantics import Unsupported
-from fusion.facts.settle import settle, start_sizes
+from fusion.facts.trial.probe import Numbers
+from fusion.facts.trial.settle import settle, start_sizes
 from tests.fusion.facts.build import value, view_of
 
 THIRD = np.array([13653], np.uint16).view(np.float16)[0]

@@ -186,6 +186,10 @@ FAULTS = [
         add_node("Add", ["z", ""], ["f"], name="one"),
         "Add node 'one' lacks a required input; found an empty name, wanted B",
     ),
+    (
+        add_node("Split", ["z"], ["f", "g"], name="one", num_outputs=1),
+        "Split node 'one' has a wrong number of outputs; found 2, wanted 1, its num_outputs",
+    ),
     (wrong_attribute, "Softmax node 'soft', attribute 'axis' has a wrong type; found FLOAT, wanted INT"),
     (untyped_attribute, "Softmax node 'soft', attribute 'axis' has no type"),
     (double_attribute, "attribute of Softmax node 'soft': one name is given twice; found 'axis'"),

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import pytest
 
 import fusion
-from fusion.facts.probe import Probe
+from fusion.facts.trial.probe import Probe
 from models.architecture import PRESETS, tiny
 from models.decoder import Options, build, write
 from models.weights import RandomWeights

@@ -5,10 +5,10 @@ Movement operators are only ever run on arrays, whatever these hold, so the thre
 
 from __future__ import annotations
 
-from fusion.facts.semantics import arithmetic, caches, fused, indexing, integer, reduction, views
+from fusion.facts.semantics import arithmetic, caches, convolution, fused, indexing, integer, reduction, views
 from fusion.facts.semantics.table import Attrs, Conflict, OpDef, OutOfRange, Unsupported, lookup
 
 __all__ = ["Attrs", "Conflict", "OpDef", "OutOfRange", "Unsupported", "lookup"]
 
-_FAMILIES = (arithmetic, caches, fused, indexing, integer, reduction, views)
+_FAMILIES = (arithmetic, caches, convolution, fused, indexing, integer, reduction, views)
 """Imported for their entries in the table."""

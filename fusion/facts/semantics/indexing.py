@@ -9,6 +9,7 @@ import numpy as np
 from fusion.facts.semantics.table import (
     Attrs,
     Conflict,
+    Operands,
     OutOfRange,
     Unsupported,
     broadcast_shape,
@@ -146,7 +147,14 @@ def where(attrs: Attrs, condition: Array, x: Array, y: Array) -> Array:
     return np.where(condition, x, y)
 
 
-@computing("NonZero", lambda attrs, x: [])
+def _counted(attrs: Attrs, operands: Operands) -> list[tuple[int, ...]]:
+    """As many as the data say: ``@some`` stands for it where they are not known."""
+    if operands[0] is None or not operands[0].ndim or "@some" not in attrs:
+        raise Unsupported("NonZero of data that are not known")
+    return [(operands[0].ndim, int(attrs["@some"]))]
+
+
+@computing("NonZero", _counted)
 def non_zero(attrs: Attrs, x: Array) -> Array:
     return np.array(np.nonzero(x), np.int64)
 
@@ -160,7 +168,15 @@ def cum_sum(attrs: Attrs, x: Array, axis: Array) -> Array:
     return total - x if attrs.get("exclusive") else total
 
 
-@computing("OneHot", lambda attrs, x: [])
+def _hot(attrs: Attrs, operands: Operands) -> list[tuple[int, ...]]:
+    index, depth = operands[0], operands[1]
+    if index is None or depth is None or is_stand_in(depth):
+        raise Unsupported("OneHot of an unknown depth")
+    axis = int(attrs.get("axis", -1)) % (index.ndim + 1)
+    return [(*index.shape[:axis], int(depth.reshape(-1)[0]), *index.shape[axis:])]
+
+
+@computing("OneHot", _hot)
 def one_hot(attrs: Attrs, index: Array, depth: Array, values: Array) -> Array:
     size = int(depth.reshape(-1)[0])
     axis = int(attrs.get("axis", -1)) % (index.ndim + 1)

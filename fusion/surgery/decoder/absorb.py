@@ -11,9 +11,9 @@ import onnx_ir as ir
 
 from fusion.candidate import Refused
 from fusion.emit import Emitter
+from fusion.facts.attention.latent import Latent
 from fusion.facts.graph import GraphView
-from fusion.facts.latent import Latent
-from fusion.facts.probe import Probe
+from fusion.facts.trial.probe import Probe
 from ir_ops.dtypes import Array
 
 

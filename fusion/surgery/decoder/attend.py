@@ -9,9 +9,9 @@ import onnx_ir as ir
 
 from fusion.candidate import Refused
 from fusion.emit import Emitter
-from fusion.facts.attention import Attention, scalar_factors
+from fusion.facts.attention.attention import Attention, scalar_factors
+from fusion.facts.attention.latent import Latent
 from fusion.facts.graph import GraphView, dtype_name
-from fusion.facts.latent import Latent
 from fusion.surgery.decoder.absorb import query_parts, result
 from fusion.surgery.decoder.layout import Cached, NewInputs, Pages
 from fusion.surgery.decoder.roles import Trial

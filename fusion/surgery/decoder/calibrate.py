@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from fusion.facts.growth import Growth
+from fusion.facts.caches.growth import Growth
 from fusion.model_io import to_proto
 from fusion.runtime import open_model
 from fusion.verification import Arrays, read_feeds

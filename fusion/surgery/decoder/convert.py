@@ -12,11 +12,11 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from fusion.candidate import Refused
 from fusion.emit import Emitter
+from fusion.facts.caches.growth import Growth, find_growths, kept_inside
 from fusion.facts.graph import GraphView, uses
-from fusion.facts.growth import Growth, find_growths, kept_inside
 from fusion.facts.integers import SIZES
-from fusion.facts.large_caches import find_large
 from fusion.facts.spine import find_spines
+from fusion.facts.trial.large_caches import find_large
 from fusion.facts.types import fill_types
 from fusion.result import Site
 from fusion.surgery.decoder.attend import attend
@@ -27,6 +27,7 @@ from fusion.surgery.decoder.meaning import find_roles
 from fusion.surgery.decoder.mixing import find_mixing
 from fusion.surgery.decoder.roles import Roles, Trial, far_trial, first_trial, trials
 from fusion.surgery.decoder.sites import DecoderSite, find_sites, narrowed, quantised
+from fusion.surgery.decoder.states import check_states
 from fusion.surgery.opening import open_steps
 from fusion.verification import Arrays
 from ir_ops.decode_plan import KEY, CachePort, DecodePlan
@@ -120,6 +121,7 @@ def read_decoder(model: ir.Model) -> tuple[GraphView, list[Growth], Trial, Roles
                       "one for each layer", "export with standard operators" if inside
                       else "a model with static or paged caches needs no conversion")  # fmt: skip
     first = first_trial(view, growths)
+    check_states(view, spines, growths, first)
     return view, growths, first, replace(find_roles(view, growths, first), counted=opened > 0)
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from fusion.emit import Emitter
+from fusion.facts.caches.growth import Growth
 from fusion.facts.graph import dtype_name
-from fusion.facts.growth import Growth
 from ir_ops.decode_plan import CachePort
 from ir_ops.dtypes import Array, by_name
 from ir_ops.layout import nz_block

@@ -15,15 +15,14 @@ import onnx_ir as ir
 from fusion.candidate import Refused
 from fusion.emit import Emitter
 from fusion.evaluate import Evaluation
-from fusion.facts.graph import GraphView, dtype_name, uses
+from fusion.facts.graph import GraphView, dtype_name
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
 from fusion.surgery.decoder.roles import Roles, Trial, role_feeds
+from fusion.surgery.decoder.spread import spread
 from ir_ops.dtypes import Array
 
 _SIZES_ONLY = ("Shape", "Size", "Squeeze", "Unsqueeze", "Gather", "Slice", "Cast", "Add", "Sub", "Concat", "Identity")
 """Steps on the way from a cache's shape to what is worth naming in a message."""
-_KEEP_FIRST = ("Cast", "Identity", "Add", "Sub", "Mul", "Div", "Neg", "Cos", "Sin", "Unsqueeze", "Expand", "MatMul")
-"""Operators that leave the first axis of positions where it is."""
 LONGEST = 16
 """Elements of the longest vector of sizes."""
 
@@ -45,6 +44,11 @@ class Retelling:
         self._view, self._trials, self._emit, self._roles = view, trials, emit, roles
         self._ids, self._positions = roles.ids, positions
         self._sizes: dict[str, ir.Value] = {}
+        self._living: set[int] = set()
+        self._asking: set[int] = set()
+        """Nodes that ask for shapes which are other ones now: those of positions for each sequence."""
+        self._views: dict[int, tuple[ir.Node, Array]] = {}
+        """Reshapes of these, and the targets that they have as long as there is one row of positions."""
 
     def retell(self, gone: Sequence[ir.Value]) -> None:
         """Cuts every live way from the inputs that go to the outputs.
@@ -53,7 +57,7 @@ class Retelling:
             Refused: something else than sizes and positions depends on them.
         """
         dirty = {id(value) for value in gone}
-        living = alive(self._view.graph)
+        living = self._living = alive(self._view.graph)
         for node in list(self._view.graph):
             if id(node) not in living or not any(id(item) in dirty for item in _reads(node)):
                 continue
@@ -63,6 +67,9 @@ class Retelling:
                     dirty.add(id(output))
                 elif output.uses() or output.is_graph_output():
                     output.replace_all_uses_with(new)
+        for node, target in self._views.values():
+            node.replace_input_with(1, self._emit.ints([0, *target[1:].tolist()], "each"))
+            node.attributes.pop("allowzero", None)
         living = alive(self._view.graph)
         for node in self._view.graph:
             computes = node.op_type not in _SIZES_ONLY and id(node) in living
@@ -77,7 +84,8 @@ class Retelling:
         """Shapes of other values are told from the ids too: what is asked for its shape alone need not be computed."""
         living = alive(self._view.graph)
         for node in list(self._view.graph):
-            if node.op_type != "Shape" or id(node) not in living or node.inputs[0] is self._ids:
+            asks = node.op_type == "Shape" and id(node) in living and id(node) not in self._asking
+            if not asks or node.inputs[0] is self._ids:
                 continue
             new = self._told(node.outputs[0])
             if new is not None and not node.outputs[0].is_graph_output():
@@ -154,45 +162,15 @@ class Retelling:
         return found if rank == 2 else self._emit.reshape(found, dims, "positions_apart")
 
     def _by_sequence(self, value: ir.Value) -> bool:
-        """Whether ``[1, S]`` may become ``[B, S]``: the first axis stays the first until sequences are there."""
+        """Whether ``[1, S]`` may become ``[B, S]``: that is tried where there are sequences to tell apart."""
         trial = next((trial for trial in self._trials if trial.batch > 1), None)
-        pending = [] if trial is None else [value]
-        while pending and trial is not None:
-            for node, place in uses(pending.pop()):
-                try:
-                    own, *found = (
-                        trial.probe.shape(item) for item in (node.inputs[place], *node.outputs) if item is not None
-                    )
-                except (Conflict, OutOfRange, Unsupported):
-                    return False
-                outs = [out for out in found if out and out[0] in (1, trial.batch)]
-                if not own or not outs or len(outs) < len(node.outputs):
-                    return False
-                if not self._keeps_first(node, place, own, outs[0], trial):
-                    return False
-                pending += [item for item, out in zip(node.outputs, outs, strict=True) if out[0] == 1]
-        return True
-
-    def _keeps_first(self, node: ir.Node, place: int, own: tuple[int, ...], out: tuple[int, ...], trial: Trial) -> bool:
-        attrs = self._view.attrs(node)
-        axis = int(attrs.get("axis", 0))
-        if node.op_type == "Gather" and place == 1:  # rows of a table, one for each position
-            return axis == 0
-        if node.op_type in ("Gather", "Split", "Concat"):
-            return axis % len(own) != 0
-        if node.op_type == "Squeeze":
-            return not self._leads(node, trial, len(own))
-        if node.op_type == "Transpose":
-            return bool(next(iter(attrs.get("perm", [1]))) == 0)
-        if node.op_type not in _KEEP_FIRST or len(out) < len(own):
-            return False
-        return len(out) == len(own) or (node.op_type == "Unsqueeze" and not self._leads(node, trial, len(out)))
-
-    def _leads(self, node: ir.Node, trial: Trial, rank: int) -> bool:
-        """Whether an Unsqueeze puts an axis in front, or a Squeeze takes it away."""
-        axes = node.inputs[1] if len(node.inputs) > 1 else None
-        known = None if axes is None else trial.probe.known(axes).array
-        return known is None or any(int(axis) % rank == 0 for axis in known.reshape(-1))
+        if trial is None:
+            return True
+        way = spread(self._view, value, trial, self._living)
+        if way is not None:
+            self._asking |= way.asking
+            self._views |= way.views
+        return way is not None
 
     def _vector(self, arrays: list[Array]) -> ir.Value | None:
         """Each number fixed, the batch, the new tokens, or both multiplied."""

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 import onnx_ir as ir
 
 from fusion.candidate import Refused
+from fusion.facts.caches.growth import Growth
 from fusion.facts.graph import GraphView, dims_of, dtype_name, uses
-from fusion.facts.growth import Growth
 from fusion.facts.integers import SIZES, readers_of_integers
 from fusion.facts.semantics import lookup
 from fusion.surgery.decoder.roles import Roles, Trial

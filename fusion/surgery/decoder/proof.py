@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from fusion.candidate import Refused
-from fusion.evaluate import Evaluation
-from fusion.facts.attention import Attention
+from fusion.evaluate import Evaluation, NoFeed
+from fusion.facts.attention.attention import Attention
 from fusion.facts.graph import GraphView
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
 from fusion.result import Proof
@@ -208,6 +208,10 @@ def _check_mask(attention: Attention, added: Array, seen: Array, real: Array, tr
 def _value(view: GraphView, trial: Trial, feeds: Mapping[int, Array], value: ir.Value) -> Array:
     try:
         return Evaluation(view, trial.probe, feeds, wide=True).value(value)
+    except NoFeed as error:
+        raise Refused("attention-form", "scores and masks follow from queries, keys, ids, positions and padding",
+                      f"{value.name}, which is computed from {error.value.name} too", "nothing else",
+                      "masks and biases that come from other values are not converted", value) from None  # fmt: skip
     except (Unsupported, OutOfRange, Conflict) as error:
         raise Refused("attention-proof", f"{value.name} can be evaluated", str(error), "known operators", "",
                       value) from None  # fmt: skip

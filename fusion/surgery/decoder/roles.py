@@ -10,12 +10,12 @@ import onnx_ir as ir
 from numpy.typing import DTypeLike
 
 from fusion.candidate import Refused
+from fusion.facts.caches.growth import Growth
 from fusion.facts.graph import GraphView, dims_of, dtype_name
-from fusion.facts.growth import Growth
-from fusion.facts.probe import Numbers, Probe, symbol_name
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported
-from fusion.facts.settle import settle, start_sizes
-from fusion.facts.sizes import Sizes
+from fusion.facts.trial.probe import Numbers, Probe, symbol_name
+from fusion.facts.trial.settle import settle, start_sizes
+from fusion.facts.trial.sizes import Sizes
 from ir_ops.dtypes import Array, by_name
 
 SIZES = ((2, 3, 4), (3, 1, 5), (1, 4, 0), (2, 5, 1))

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from fusion.candidate import Refused
-from fusion.facts.attention import Attention, AttentionReader, NoAttention
+from fusion.facts.attention.attention import Attention, AttentionReader, NoAttention
+from fusion.facts.attention.latent import Latent, read_latent
+from fusion.facts.caches.growth import Growth, unknown_reader
 from fusion.facts.graph import GraphView
-from fusion.facts.growth import Growth, unknown_reader
-from fusion.facts.latent import Latent, read_latent
+from fusion.facts.rotary.turned import Turned, read_turned
 from fusion.facts.semantics import Conflict
-from fusion.facts.terms import Unreadable
-from fusion.facts.turned import Turned, read_turned
+from fusion.facts.symbols.terms import Unreadable
 from fusion.surgery.decoder.calibrate import Measured
 from fusion.surgery.decoder.layout import Cached
 from fusion.surgery.decoder.proof import Proven, prove, prove_far

@@ -18,7 +18,7 @@ from fusion.candidate import Refused
 from fusion.emit import Emitter
 from fusion.facts.graph import GraphView
 from fusion.facts.semantics.table import MICROSOFT
-from fusion.facts.settle import Survey
+from fusion.facts.trial.settle import Survey
 from fusion.surgery.opening.group_query_attention import open_group_query_attention
 from fusion.surgery.opening.opened import Opened
 from fusion.surgery.opening.tokens import SharedTokens

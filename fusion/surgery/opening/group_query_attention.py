@@ -21,7 +21,7 @@ import onnx_ir as ir
 from fusion.candidate import Refused
 from fusion.emit import Emitter
 from fusion.facts.graph import GraphView, dims_of, dtype_name
-from fusion.facts.settle import Survey
+from fusion.facts.trial.settle import Survey
 from fusion.surgery.opening.opened import Opened
 from fusion.surgery.opening.rotation import columns, rotated
 from fusion.surgery.opening.tokens import SharedTokens

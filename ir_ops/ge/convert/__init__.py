@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from functools import cache
 
-_FAMILIES = ("elementwise", "reduce", "shapes", "indexing", "matmul", "norm", "attention", "quant", "fused")
+_FAMILIES = ("elementwise", "reduce", "shapes", "padding", "indexing", "matmul", "norm", "attention", "quant", "fused")
 
 
 @cache

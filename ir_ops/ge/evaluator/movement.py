@@ -126,3 +126,14 @@ def triangle(call: EvalCall) -> Array:
 def trilu(call: EvalCall) -> Array:
     k = call.ints("k")[0] if call.get("k") is not None else 0
     return (np.triu if call.attr("upper") else np.tril)(call.x("x"), k)
+
+
+@evaluates("PadV3")
+def pad_v3(call: EvalCall) -> Array:
+    """Constant mode; ``paddings_contiguous`` says whether both amounts of an axis are neighbours."""
+    x, amounts = call.x("x"), np.asarray(call.ints("paddings"))
+    if call.attr("mode") != "constant" or amounts.size != 2 * x.ndim or (amounts < 0).any():
+        raise call.error("padding that is none", f"{call.attr('mode')} by {amounts.tolist()}")
+    widths = amounts.reshape(-1, 2) if call.attr("paddings_contiguous") else amounts.reshape(2, -1).T
+    value = call.get("constant_values")
+    return np.pad(x, widths.tolist(), constant_values=0 if value is None else value.reshape(()))

@@ -226,6 +226,23 @@ def tile(call: OpCall) -> TensorType:
     return TensorType(call.dtype("x"), tuple(dims))
 
 
+@infers("PadV3")
+def pad_v3(call: OpCall) -> TensorType:
+    shape, amounts = call.shape("x"), call.ints("paddings")
+    if shape is None:
+        return TensorType(call.dtype("x"))
+    if amounts is None:
+        return TensorType(call.dtype("x"), (-1,) * len(shape))
+    if len(amounts) != 2 * len(shape):
+        raise call.error("padding of another number of axes", str(len(amounts)), str(2 * len(shape)))
+    step, first, second = (2, 0, 1) if call.attr("paddings_contiguous") else (1, 0, len(shape))
+    pairs = [(amounts[axis * step + first], amounts[axis * step + second]) for axis in range(len(shape))]
+    return TensorType(call.dtype("x"), tuple(
+        -1 if dim < 0 or low is None or high is None else dim + low + high
+        for dim, (low, high) in zip(shape, pairs, strict=True)
+    ))  # fmt: skip
+
+
 @infers("Fill")
 def fill(call: OpCall) -> TensorType:
     dims = call.ints("dims")

@@ -56,6 +56,13 @@ CHANGES = {
     "Transpose the same way twice": "a = Transpose <perm = [2, 0, 1]> (x) y = Transpose <perm = [2, 0, 1]> (a)",
     "Squeeze of another axis": "a = Unsqueeze (x, axis) y = Squeeze (a, first)",
     "Squeeze of all ones": "a = Unsqueeze (x, axis) y = Squeeze (a)",
+    "the shape of another value": "c = Exp (x) d = Neg (x) s = Shape (c) a = Reshape (d, flat) y = Reshape (a, s)",
+    "the shape of what is random": "c = RandomNormalLike (x) d = RandomNormalLike (x) s = Shape (c) y = Expand (d, s)",
+    "the shape of another branch": """c = If (yes) <then_branch = g () => (float[2, 3, 4] p) {p = Neg (x)},
+        else_branch = g () => (float[2, 3, 4] p) {p = Neg (x)}>
+        d = If (yes) <then_branch = g () => (float[2, 3, 4] p) {p = Neg (x)},
+        else_branch = g () => (float[2, 12, 1] p) {p = Reshape (x, longer)}>
+        s = Shape (c) a = Reshape (d, flat) y = Reshape (a, s)""",
     "Reshape to more axes": "y = Reshape (x, longer)",
     "Reshape to known sizes": "y = Reshape (x, sizes)",
     "flat and to another's shape": "s = Shape (w) a = Reshape (x, flat) y = Reshape (a, s)",
@@ -63,7 +70,7 @@ CHANGES = {
     "Expand to more axes": "y = Expand (x, four)",
 }
 CONSTANTS = """<float one = {1}, float[1] ones = {1}, float two = {2}, float zero = {0}, float[1,1,1,1] deep = {1},
-    float minus = {-0.0}, float less = {-1}, float[1] lessen = {-1},
+    float minus = {-0.0}, bool yes = {1}, float less = {-1}, float[1] lessen = {-1},
     int64[1] axis = {1}, int64[1] first = {0}, int64[3] copied = {0, 0, 0}, int64[3] left = {0, -1, 0},
     int64[1] flat = {-1}, int64[4] longer = {0, 0, 0, 1}, int64[3] sizes = {1, 3, 4}, int64[4] four = {1, 1, 1, 1}>"""
 
@@ -92,6 +99,14 @@ def test_a_near_miss_is_a_value_of_its_own(name: str) -> None:
     node = value(view, "y").producer()
     assert node is not None
     assert idle_source(view, node, dims_of) is None
+
+
+@pytest.mark.parametrize("nodes", ["a = Reshape (d, flat) y = Reshape (a, s)", "y = Expand (d, s)"])
+def test_the_shape_of_a_value_that_is_computed_twice_is_asked_of_either(nodes: str) -> None:
+    view = view_of(text(f"c = Clip (x, zero, one) d = Clip (x, zero, one) s = Shape (c) {nodes}"))
+    node = value(view, "y").producer()
+    assert node is not None
+    assert idle_source(view, node, dims_of) is value(view, "d")
 
 
 def test_without_a_rank_only_what_needs_none_is_idle() -> None:

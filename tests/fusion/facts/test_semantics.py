@@ -86,6 +86,10 @@ CASES = [
     Case("MatMul", [real(4), real(2, 4, 3)]),
     Case("Gemm", [real(4, 3), real(5, 4), real(5)], {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 2.0}),
     Case("Einsum", [real(2, 3, 4), real(3, 4, 5)], {"equation": "bnd,ndr->bnr"}),
+    Case("Conv", [real(2, 6, 9), real(6, 1, 4), real(6)], {"group": 6, "pads": [3, 3]}),
+    Case("Conv", [real(2, 4, 7, 8), real(6, 2, 3, 2)], {"group": 2, "strides": [2, 3], "dilations": [1, 2],
+                                                        "pads": [1, 0, 0, 2]}),
+    Case("Conv", [real(1, 3, 5), real(4, 3, 2)]),
     Case("Softmax", [real(2, 5)], {"axis": -1}),
     Case("QuantizeLinear", [real(3, 4), positive(4), whole(-5, 5, 4).astype(np.int8)], {"axis": 1}),
     Case("QuantizeLinear", [real(6) * 90, scalar(0.5), np.array(7, np.uint8)]),
@@ -295,6 +299,8 @@ def test_our_scatters_know_no_negative_index(name: str, index: Array) -> None:
         (lambda: by_table(Case("DequantizeLinear", [small(4), positive(2)], {"block_size": 2}, 21)), Unsupported),
         (lambda: by_table(Case("Slice", [real(3), ints(0), ints(2), ints(0), ints(0)])), Unsupported),
         (lambda: by_table(Case("Pad", [real(3), ints(1, 1)], {"mode": "reflect"})), Unsupported),
+        (lambda: by_table(Case("Conv", [real(1, 3, 5), real(4, 2, 2)])), Unsupported),
+        (lambda: by_table(Case("Conv", [real(1, 3, 5), real(4, 3, 2)], {"auto_pad": "SAME_UPPER"})), Unsupported),
     ],
 )  # fmt: skip
 def test_operands_that_do_not_fit_say_how(run: Callable[[], Any], error: type[Exception]) -> None:

@@ -26,7 +26,7 @@ from tests.fusion.metamorphic.shrink import Failing, shrink
 GOOD = 0.995
 COMPARED = 4
 """Of so many cases in which the meaning was kept, the results of one are compared; sites are counted in all."""
-SHRINKING = 20
+SHRINKING = {"wrong": 30, "lost": 5}
 """Seconds for making one failing case smaller."""
 ROUND = 2500
 """Edits of each sort after which a process reports: a long run says what it found while it runs."""
@@ -56,27 +56,25 @@ class Tally:
         return 1 - self.lost_edits / max(1, self.edits["keeping"])
 
 
-def cases(seed: int, count: int) -> Iterator[tuple[Base, Steps, bool]]:
-    """Cases until ``count`` edits of each sort were drawn, on one base after the other, in a random order."""
+def cases(seed: int) -> Iterator[tuple[Base, Steps, bool]]:
+    """Cases without end, on one base after the other, in a random order."""
     rng = random.Random(seed)
     graphs = list(bases())
-    left = {False: count, True: count}
-    while any(number > 0 for number in left.values()):
+    while True:
         rng.shuffle(graphs)
         for base in graphs:
             for breaking in (False, True, True, True):
-                if left[breaking] > 0:
-                    steps = draw(base, rng, breaking)
-                    left[breaking] -= 1 if breaking else len(steps)
-                    yield base, steps, breaking
+                yield base, draw(base, rng, breaking), breaking
 
 
 def explore(seed: int, count: int, out: Path | None, until: float) -> Tally:
-    """Runs the cases of a seed; stops at the time ``until``."""
+    """Runs the cases of a seed until ``count`` edits of each sort found a place, or until the time ``until``."""
     tally = Tally()
-    for number, (base, steps, breaking) in enumerate(cases(seed, count)):
-        if time.time() > until:
+    for number, (base, steps, breaking) in enumerate(cases(seed)):
+        if time.time() > until or min(tally.edits["keeping"], tally.edits["breaking"]) >= count:
             break
+        if tally.edits["breaking" if breaking else "keeping"] >= count:
+            continue
         model, applied = edited(base, steps)
         outcome = judged(base, model, breaking, compare=number % COMPARED == 0)
         tally.edits["breaking" if breaking else "keeping"] += sum(
@@ -96,7 +94,7 @@ def _failure(base: Base, steps: Steps, breaking: bool, outcome: Outcome, out: Pa
     if out is not None:
         model, _ = edited(base, steps)
         name = f"{outcome.kind}_{base.name}_{'_'.join(name for name, _ in steps)}".replace(" ", "_")
-        small = _smallest(base, model, outcome, min(SHRINKING, until - time.time()))
+        small = _smallest(base, model, outcome, min(SHRINKING[outcome.kind], until - time.time()))
         out.mkdir(parents=True, exist_ok=True)
         onnx.save_model(small.model, out / f"{name}.onnx")
         np.savez_compressed(out / f"{name}.npz", **feed_of_others(small.feeds, small.model))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ def test_edits_that_keep_the_meaning_keep_the_sites() -> None:
 
 
 def test_edits_that_break_the_meaning_are_refused_or_followed() -> None:
-    breaking = [(base, steps) for base, steps, breaks in cases(2, 30) if breaks]
+    breaking = [(base, steps) for base, steps, breaks in islice(cases(2), 40) if breaks]
     outcomes = {check(base, steps, breaking=True).kind: (base.name, steps) for base, steps in breaking}
     assert "wrong" not in outcomes, outcomes
     assert {"refused", "followed"} <= set(outcomes)

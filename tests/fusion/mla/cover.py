@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from tests.fusion.mla.preamble import ABSORBS, QUANTS, ROPES, WRITES, Spec, legal
+from tests.fusion.mla.absorbs import ABSORBS
+from tests.fusion.mla.preamble import QUANTS, ROPES, WRITES, legal
+from tests.fusion.mla.spec import Spec
 from tests.fusion.zoo.norms import NORMS
 
 FACTORS: dict[str, Sequence[Any]] = {

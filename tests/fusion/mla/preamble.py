@@ -6,69 +6,18 @@ hidden states are projected, how heads are split, how the nope part is absorbed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import ml_dtypes
 import numpy as np
 import onnx
 
+from tests.fusion.mla.absorbs import ABSORBS
+from tests.fusion.mla.spec import BLOCK, HIDDEN, LATENT, LENGTH, NOPE, PAGES, RANK, ROPE, Spec
 from tests.fusion.zoo import expected as define
 from tests.fusion.zoo.graph import NUMPY, Array, Graph
 from tests.fusion.zoo.norms import NORMS
 from tests.fusion.zoo.quants import QUANTS
 from tests.fusion.zoo.ropes import ROPES
 from tests.fusion.zoo.writes import WRITES, Sizes
-
-PAGES, BLOCK, LENGTH = 12, 4, 13
-HIDDEN, RANK, HEADS, NOPE, ROPE, LATENT = 20, 12, 3, 6, 32, 64
-
-
-@dataclass(frozen=True)
-class Spec:
-    """One preamble.
-
-    Attributes:
-        absorb: name in ABSORBS.
-        flat: hidden states ``[T, H]``, not ``[B, S, H]``.
-        project: ``matmul``, ``gemm`` (rank 2, transposed weight) or ``einsum``.
-        kv: ``joint`` (one product for both parts), ``apart`` or ``all`` (the compressed query is in it too).
-        split: heads are split off ``late`` (after the transpose to ``[B, N, S, D]``) or ``early``.
-        kinds: of the caches: ``none``, ``kv`` or ``both`` are int8.
-        scales: what compressed query and key rows are multiplied by; ``place`` says where that of the query is:
-            behind the ``norm``, behind the ``up``-projection or on both ``parts``.
-        complex: cos and sin come from one value of complex numbers; key and query each take them out of it.
-        reads: further outputs: ``norm`` (the normed query).
-        dims: ``named``, ``own`` or ``static``.
-    """
-
-    norm: str = "hf_reciprocal"
-    rope: str = "deint_view"
-    write: str = "flat_scatter_nd"
-    quant: str = "divide"
-    absorb: str = "einsum"
-    opset: int = 18
-    dtype: str = "float32"
-    style: str = "dynamo"
-    flat: bool = False
-    project: str = "matmul"
-    kv: str = "joint"
-    split: str = "late"
-    kinds: str = "none"
-    scales: tuple[float, float] = (1.0, 1.0)
-    place: str = "norm"
-    complex: bool = False
-    reads: str = ""
-    dims: str = "named"
-    eps: tuple[float, float] = (1e-6, 1e-5)
-    heads: int = HEADS
-    trap: str = ""
-    sizes: tuple[int, int] = (2, 3)
-
-    @property
-    def fractal(self) -> int:
-        """Columns of an NZ fractal of unquantised caches."""
-        return 8 if self.dtype == "float32" else 16
 
 
 class Weights:
@@ -86,90 +35,6 @@ class Weights:
         self.g_cq, self.g_ckv = (1 + draw(RANK)).astype(kind), (1 + draw(LATENT)).astype(kind)
         self.s_ckv = np.abs(rng.standard_normal(LATENT)) * 10 + 20
         self.s_kr = np.abs(rng.standard_normal(ROPE)) * 10 + 20
-
-
-Absorb = Callable[[Graph, str, Array, Spec], str]
-ABSORBS: dict[str, Absorb] = {}
-
-
-def absorb(build: Absorb) -> Absorb:
-    """An absorption takes q_nope ``[B, N, S, D]`` and gives ``[B, N, S, C]``."""
-    ABSORBS[build.__name__] = build
-    return build
-
-
-@absorb
-def einsum(g: Graph, q: str, uk: Array, spec: Spec) -> str:
-    return g.op("Einsum", q, g.const(uk), equation="bnsd,ndc->bnsc")
-
-
-@absorb
-def einsum_weight_first(g: Graph, q: str, uk: Array, spec: Spec) -> str:
-    return g.op("Einsum", g.const(uk.transpose(0, 2, 1)), q, equation="ncd,bnsd->bnsc")
-
-
-@absorb
-def einsum_ellipsis(g: Graph, q: str, uk: Array, spec: Spec) -> str:
-    return g.op("Einsum", q, g.const(uk), equation="...nsd,ndc->...nsc")
-
-
-@absorb
-def einsum_out_of_order(g: Graph, q: str, uk: Array, spec: Spec) -> str:
-    made = g.op("Einsum", q, g.const(uk.transpose(2, 0, 1)), equation="bnsd,cnd->sbnc")
-    return g.transpose(made, 1, 2, 0, 3)
-
-
-@absorb
-def matmul(g: Graph, q: str, uk: Array, spec: Spec) -> str:
-    return g.op("MatMul", q, g.const(uk))
-
-
-@absorb
-def matmul_unit_batch(g: Graph, q: str, uk: Array, spec: Spec) -> str:
-    return g.op("MatMul", q, g.const(uk[None]))
-
-
-@absorb
-def matmul_from_left(g: Graph, q: str, uk: Array, spec: Spec) -> str:
-    made = g.op("MatMul", g.const(uk.transpose(0, 2, 1)), g.transpose(q, 0, 1, 3, 2))
-    return g.transpose(made, 0, 1, 3, 2)
-
-
-@absorb
-def by_row(g: Graph, q: str, uk: Array, spec: Spec) -> str:
-    """Each head's row alone: ``[B, S, N, 1, D] x [N, D, C]``."""
-    rows = g.unsqueeze(g.transpose(q, 0, 2, 1, 3), 3)
-    return g.transpose(g.squeeze(g.op("MatMul", rows, g.const(uk)), 3), 0, 2, 1, 3)
-
-
-@absorb
-def bmm(g: Graph, q: str, uk: Array, spec: Spec) -> str:
-    """``[N, B*S, D] x [N, D, C]``."""
-    rows = g.reshape(g.transpose(q, 1, 0, 2, 3), spec.heads, -1, NOPE)
-    made = g.op("MatMul", rows, g.const(uk))
-    return g.transpose(g.reshape(made, spec.heads, (q, 0), (q, 2), LATENT), 1, 0, 2, 3)
-
-
-@absorb
-def product_and_sum(g: Graph, q: str, uk: Array, spec: Spec) -> str:
-    made = g.op("Mul", g.unsqueeze(g.transpose(q, 0, 2, 1, 3), 4), g.const(uk))
-    return g.transpose(g.reduce("ReduceSum", made, 3, keepdims=0), 0, 2, 1, 3)
-
-
-@absorb
-def from_kv_b(g: Graph, q: str, uk: Array, spec: Spec) -> str:
-    """The weight is cut out of kv_b_proj ``[N * (D + V), C]``, as a model that absorbs on the fly does."""
-    both = np.concatenate([uk, np.ones((spec.heads, 5, LATENT), uk.dtype)], 1).reshape(-1, LATENT)
-    view = g.reshape(g.const(both), spec.heads, NOPE + 5, LATENT)
-    return g.op("Einsum", q, g.slice(view, 0, NOPE, 1), equation="bhqd,hdc->bhqc")
-
-
-@absorb
-def from_kv_b_turned(g: Graph, q: str, uk: Array, spec: Spec) -> str:
-    """kv_b_proj as MatMul has it, ``[C, N * (D + V)]``: Reshape, Split and Transpose."""
-    both = np.concatenate([uk, np.ones((spec.heads, 5, LATENT), uk.dtype)], 1).reshape(-1, LATENT).T
-    view = g.reshape(g.const(np.ascontiguousarray(both)), LATENT, spec.heads, NOPE + 5)
-    return g.op("MatMul", q, g.transpose(g.split(view, [NOPE, 5], 2)[0], 1, 2, 0))
 
 
 class Preamble:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import fusion
-from tests.fusion.mla.preamble import Preamble, Spec, feeds, worst
+from tests.fusion.mla.preamble import Preamble, feeds, worst
+from tests.fusion.mla.spec import Spec
 from tests.fusion.zoo.graph import Array
 from tests.fusion.zoo.run import run
 

@@ -11,7 +11,8 @@ from onnx import helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 
 import fusion
-from tests.fusion.mla.preamble import Preamble, Spec, feeds, worst
+from tests.fusion.mla.preamble import Preamble, feeds, worst
+from tests.fusion.mla.spec import Spec
 from tests.fusion.zoo.graph import Array
 from tests.fusion.zoo.run import run
 

@@ -10,8 +10,10 @@ import pytest
 
 import fusion
 from fusion import FusionResult
+from tests.fusion.mla.absorbs import ABSORBS
 from tests.fusion.mla.cover import cover, draw, label
-from tests.fusion.mla.preamble import ABSORBS, Preamble, Spec, feeds, meaning, worst
+from tests.fusion.mla.preamble import Preamble, feeds, meaning, worst
+from tests.fusion.mla.spec import Spec
 from tests.fusion.mla.traps import LEGAL, TRAPS
 from tests.fusion.mutations import BREAKING, KEEPING
 from tests.fusion.zoo.run import run

@@ -11,6 +11,7 @@ import pytest
 import fusion
 from tests.fusion.rules.block_models import check, codes, counts, model_of, random
 from tests.fusion.zoo.graph import END, Array, Graph
+from tests.fusion.zoo.norms import NORMS
 from tests.fusion.zoo.ropes import ROPES, pair, products, rotate_half
 
 WIDTH, POSITIONS = 16, 32
@@ -90,6 +91,16 @@ def every_two(g: Graph, x: str, cos: str, sin: str, d: int) -> str:
 def test_neighbours_that_stay_neighbours_are_mode_1(build: Callable[[Graph, str, str, str, int], str]) -> None:
     result = check(rotary_model(one(build), WIDTH // 2), feeds(WIDTH // 2), {"RotaryPositionEmbedding": 1})
     assert result.sites[0].attrs["mode"] == 1
+
+
+def test_a_rotated_row_that_is_normalised_is_a_rotation_and_a_norm() -> None:
+    """HunYuan: the sum that ends a rotation is no residual."""
+
+    def build(g: Graph) -> dict[str, str]:
+        turned = products(g, "x", rotate_half(g, "x", WIDTH), "cos", "sin")
+        return {"y": NORMS["hf_reciprocal"](g, turned, random((WIDTH,)), 1e-5, 4)}
+
+    check(rotary_model(build), feeds(), {"RotaryPositionEmbedding": 1, "RmsNorm": 1})
 
 
 # --- where the tables come from --------------------------------------------------------------------------------------

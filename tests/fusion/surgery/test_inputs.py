@@ -143,3 +143,18 @@ def test_counts_of_experts_may_meet() -> None:
     model = built("", edit)
     assert "ReduceSum" in {node.op_type for node in model.graph.node}
     decodes_alike(model, fusion.fuse(model, cache="auto", block_size=16).model, 2e-5)
+
+
+def test_how_many_the_data_choose_is_not_told_from_sizes() -> None:
+    """Trials give such a number some value, the same at all sizes: no constant takes its place."""
+
+    def edit(e: Edit) -> None:
+        places = e.op("NonZero", e.op("Greater", "embedding", e.const(np.float32(0))))
+        many = e.op("Greater", e.op("Gather", e.op("Shape", places), e.const(1, np.int64)), e.const(-1, np.int64))
+        e.swap("embedding", e.op("Where", many, "embedding", other := e.op("Neg", "embedding")), (places, other))
+        e.maker(e.maker(places).input[0]).input[0] = "embedding"
+
+    model = built("", edit)
+    converted = fusion.fuse(model, cache="auto", block_size=16).model
+    assert "NonZero" in {node.op_type for node in converted.graph.node}
+    decodes_alike(model, converted, 2e-5)

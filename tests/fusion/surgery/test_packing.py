@@ -18,8 +18,8 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from fusion import model_io
 from fusion.emit import Emitter
 from fusion.facts.graph import GraphView
-from fusion.facts.probe import Numbers
-from fusion.facts.settle import settle, start_sizes
+from fusion.facts.trial.probe import Numbers
+from fusion.facts.trial.settle import settle, start_sizes
 from fusion.facts.types import fill_types
 from fusion.packed import PackedTensor, Piece
 from fusion.surgery import packing

@@ -19,14 +19,17 @@ TOLERANCE = {"float32": 2e-5, "float16": 6e-3, "bfloat16": 8e-2}
 """Largest absolute difference between a spelling and the definition; int8 may differ by one step."""
 
 
-def run(model: onnx.ModelProto, feeds: dict[str, Array], dtype: str = "float32") -> dict[str, Array]:
+def run(
+    model: onnx.ModelProto, feeds: dict[str, Array], dtype: str = "float32", *, optimised: bool = False
+) -> dict[str, Array]:
     names = [entry.name for entry in model.graph.output]
     wanted = {entry.name for entry in model.graph.input}
     given = {name: value for name, value in feeds.items() if name in wanted}
     if dtype == "bfloat16":
         return evaluate(model, given)
     options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    levels = ort.GraphOptimizationLevel
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimised else levels.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
     if any(entry.domain == "ai.ascend" for entry in model.opset_import):

@@ -286,6 +286,15 @@ class TestConstants:
         assert b.const(np.array([1, 2])) is b.const(np.array([1, 2]))
         assert b.const(np.array([1, 2])) is not b.const(np.array([1, 2], np.int32))
 
+    def test_what_one_of_equal_constants_is_known_to_hold_the_other_holds_too(self) -> None:
+        """A weight comes as bytes; axes of the same bytes still tell a reduction's rank."""
+        b = GraphBuilder()
+        axes = np.array([-1])
+        weight = b.const_bytes(axes.tobytes(), "int64", (1,), name="weight")
+        assert b.const(axes).edge == weight.edge
+        summed = b.ReduceSum(b.data("x", "float32", (-1, 1, 2)), axes, keep_dims=False)
+        assert str(summed.type) == "float32[?,1]"
+
     def test_hifloat8_is_declared_and_stored_as_bytes(self) -> None:
         b = GraphBuilder()
         cache = b.ref_data("cache", "hifloat8", (4, 16, 1, 64))

@@ -164,6 +164,11 @@ INDEXING = [
     Case("OneHot", [i64(0, 2, 1), Fixed(np.array(3)), Fixed(i64(0, 1))], {"axis": 0}),
     Case("TensorScatter", [f32(2, 3, 6, 4), f32(2, 3, 2, 4), i64(1, 4)], opset=24, static=True),
     Case("TensorScatter", [f32(2, 6, 4), f32(2, 2, 4)], {"axis": 1}, opset=24, static=True),
+    Case("Pad", [f32(2, 3), Fixed(i64(0, 1, 2, 0)), Fixed(np.float32(4.0).reshape(()))]),
+    Case("Pad", [f32(2, 3), i64(0, 1, 2, 0)]),
+    Case("Pad", [INTS, Fixed(i64(1, 2)), None, Fixed(i64(-1))]),
+    Case("Conv", [f32(2, 6, 9), Fixed(f32(6, 1, 4))], {"group": 6, "pads": [3, 3]}),
+    Case("Conv", [f32(2, 6, 9), Fixed(f32(6, 1, 3)), Fixed(f32(6))], {"group": 6, "dilations": [2]}),
     Case("Trilu", [f32(3, 4)]),
     Case("Trilu", [f32(3, 4), Fixed(np.int64(-1).reshape(()))], {"upper": 0}),
 ]

@@ -30,6 +30,9 @@ def refusal(case: Case, **options: Any) -> str:
     ("case", "text"),
     [
         (Case("Celu", [X]), "1 x Celu: no conversion"),
+        (Case("Conv", [X, Fixed(np.zeros((3, 3, 2), np.float32))]), "Conv that mixes channels"),
+        (Case("Pad", [X, Fixed(np.array([0, 0, 0, 0, 0, -1]))]), "Pad by a negative number, which cuts"),
+        (Case("Pad", [X, Fixed(np.ones(6, np.int64))], {"mode": "edge"}), "Pad in mode edge"),
         (Case("Split", [X[0, 0, :1].repeat(5)], {"num_outputs": 4}, outputs=4), "a dim of 5 in 4 parts of 2, nearest"),
         (Case("GlobalMaxPool", [X]), "no conversion"),
         (Case("GatherND", [X, IDS], {"batch_dims": 1}), "GatherND with batch_dims, nearest: batch_dims=0"),

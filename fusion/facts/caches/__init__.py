@@ -1,0 +1,1 @@
+"""Writes of caches: which addresses, at which slots, of which rows; caches that grow."""

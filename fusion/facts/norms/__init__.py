@@ -1,0 +1,1 @@
+"""RMSNorms, and what only looks like one."""

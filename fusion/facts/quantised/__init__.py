@@ -1,0 +1,1 @@
+"""Rows that are quantised by constants or by their own largest value, and integers turned back into floats."""

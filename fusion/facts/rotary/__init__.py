@@ -1,0 +1,1 @@
+"""Rotations: of rows, of heads, by operators, and what movement stands around them."""
