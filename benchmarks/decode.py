@@ -76,6 +76,7 @@ def run(argv: Sequence[str] = ()) -> Iterator[str]:
     yield latent(mla, work)
     yield capacities((gqa, mla), work)
     yield prompts(gqa, mla, work)
+    yield expanded(mla, work)
     yield decode_cache_size.run(argv)
 
 
@@ -216,6 +217,23 @@ def prompts(gqa: Decoder, mla: Decoder, work: Effort) -> str:
         rows.append([f"{_name(mla)}, {tokens} tokens", "export", f"{times['absorbed'] / times['original']:.2f}",
                      "1.10" if tokens == PROMPTS[0] else "-"])  # fmt: skip
     return table(["prefill, two threads", "over", "ratio", "limit"], rows)
+
+
+def expanded(decoder: Decoder, work: Effort) -> str:
+    """DeepSeek-V3: first prompts projected to keys and values once, over absorbed ones; a step of such a decoder."""
+    models = {"absorbed": decoder.converted("auto"), "expanded": decoder.converted("auto", expand_prompts=2)}
+    rows = []
+    for tokens in work.prompts:
+        now, room = state(decoder, 1, 0, tokens), -(-tokens // 128) * 128
+        times = measure({name: prompt(decoder, model, now, room) for name, model in models.items()}, work.rounds // 2)
+        rows.append([f"first prompt, {tokens} tokens", f"{times['absorbed'] * 1e3:.0f}",
+                     f"{times['expanded'] / times['absorbed']:.2f}"])  # fmt: skip
+    context = work.contexts[0]
+    now, room = state(decoder, 1, context), _room(context, work)
+    times = measure({name: in_place(decoder, model, now, room) for name, model in models.items()}, work.rounds)
+    rows.append([f"a step, {context} tokens", f"{times['absorbed'] * 1e3:.1f}",
+                 f"{times['expanded'] / times['absorbed']:.2f}"])  # fmt: skip
+    return table([f"{_name(decoder)}, --expand-prompts", "absorbed ms", "expanded/absorbed"], rows)
 
 
 def capacities(decoders: Sequence[Decoder], work: Effort) -> str:

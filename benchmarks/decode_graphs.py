@@ -47,9 +47,11 @@ class Decoder:
         """The decoder as an exporter writes it: caches grow by Concat."""
         return build(self.model, Options(cache="growth"), RandomWeights(0))
 
-    def converted(self, cache: Any, capacity: int = 0, kv_dtype: Any = None) -> onnx.ModelProto:
+    def converted(
+        self, cache: Any, capacity: int = 0, kv_dtype: Any = None, expand_prompts: int = 0
+    ) -> onnx.ModelProto:
         """The export with caches in place, as :func:`converted` gives it."""
-        return converted(self.export, cache, capacity, kv_dtype)
+        return converted(self.export, cache, capacity, kv_dtype, expand_prompts)
 
     def open(self, model: onnx.ModelProto) -> Any:
         return custom_ort.session(model, sess_options=self.options)
@@ -61,13 +63,15 @@ class Decoder:
         return options
 
 
-def converted(model: onnx.ModelProto, cache: Any, capacity: int = 0, kv_dtype: Any = None) -> onnx.ModelProto:
+def converted(
+    model: onnx.ModelProto, cache: Any, capacity: int = 0, kv_dtype: Any = None, expand_prompts: int = 0
+) -> onnx.ModelProto:
     """A decoder with caches in place, ``auto`` (paged) or ``contiguous`` (with this capacity), and fused."""
     import fusion
 
     capacity = capacity if cache == "contiguous" else 0
     result: onnx.ModelProto = fusion.fuse(
-        model, cache=cache, functions=False, capacity=capacity, kv_dtype=kv_dtype
+        model, cache=cache, functions=False, capacity=capacity, kv_dtype=kv_dtype, expand_prompts=expand_prompts
     ).model
     return result
 

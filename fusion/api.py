@@ -22,8 +22,10 @@ from fusion.rules import all_rules
 from fusion.surgery.decoder.convert import Cache, Conversion, convert
 from fusion.surgery.decoder.declared import declare_as_written
 from fusion.surgery.packing import Pack
+from fusion.surgery.prompts import check_least, expand
 from fusion.verification import Arrays
 from ir_ops.declaration import PRODUCTS
+from ir_ops.decode_plan import DecodePlan
 from ir_ops.errors import BadModel, BadUsage
 from ir_ops.onnx_carry import carry_functions
 from ir_ops.ops import DOMAIN, OPS
@@ -46,6 +48,7 @@ def fuse(
     kv_dtype: Literal["float16", "bfloat16"] | None = None,
     kv_quant: Literal["int8"] | None = None,
     calibrate: Arrays | None = None,
+    expand_prompts: int = 0,
 ) -> FusionResult:
     """Replaces spelled-out attention preambles by fused operators, each proven first.
 
@@ -67,6 +70,8 @@ def fuse(
             half the time of attention over long contexts.
         kv_quant: ``int8``: converted caches are int8, with a scale for each head and column, measured on ``calibrate``:
             inputs of the original model, name -> array or an npz file (plain, or recorded ``CASE/in/NAME``).
+        expand_prompts: first prompts of so many tokens or more attend over keys and values that are projected once,
+            where the converted caches are of latents (docs/mla.md); 0: none.
 
     Returns:
         The fused model (an ``onnx_ir.Model`` for one, else a ``ModelProto``), sites, refusals, timings and counts.
@@ -90,14 +95,21 @@ def fuse(
         conversion = _converted(
             loaded, cache, block_size=block_size, capacity=capacity, kv_dtype=kv_dtype, calibrate=calibrate
         )
+        if expand_prompts:
+            check_least(expand_prompts, conversion.plan)
         timings["convert"] = time.perf_counter() - started - timings["load"]
-    elif block_size or capacity or kv_dtype or kv_quant or calibrate is not None:
+    elif block_size or capacity or kv_dtype or kv_quant or calibrate is not None or expand_prompts:
         raise BadUsage("sizes or types of caches that are kept", wanted="cache auto, contiguous or paged")
-    sites, found = fuse_in_place(loaded.model, options, functions=functions)
-    if conversion is not None and functions and not sites:  # the conversion's own nodes need bodies all the same
-        carry_functions(loaded.model)
+    sites, found = fuse_in_place(loaded.model, options, functions=functions and conversion is None)
     if conversion is not None:
-        _, sites = declare_as_written(loaded.model, conversion.plan, sites)
+        plan, sites = declare_as_written(loaded.model, conversion.plan, sites)
+        sites = [*conversion.sites, *sites]
+        if expand_prompts:
+            started = time.perf_counter()
+            sites = _expanded(loaded, plan, expand_prompts, sites)
+            timings["expand"] = time.perf_counter() - started
+        if functions:
+            carry_functions(loaded.model)
     timings |= found.timings
     found.proven.clear()
     saved = None
@@ -107,7 +119,7 @@ def fuse(
         timings["save"] = time.perf_counter() - started
     return FusionResult(
         model=loaded.as_given() if saved is None or loaded.kind == "ir" else saved.proto,
-        sites=[*(conversion.sites if conversion is not None else ()), *sites],
+        sites=sites,
         refusals=found.refusals,
         timings=timings,
         ops_before=before,
@@ -216,13 +228,28 @@ def _converted(
             folder=loaded.folder,
         )  # fmt: skip
     except Refused as refused:
-        value = refused.value
-        node = None if value is None else value.producer()
-        where = str(loaded.path or "model") + ("" if node is None else f", node {node.name or node.outputs[0].name}")
-        raise BadModel(
-            f"growing caches cannot be converted: {refused.fact}", where=where, found=refused.found,
-            wanted=refused.wanted, hint=refused.suggestion or "fuse without --cache leaves them as they are",
-        ) from None  # fmt: skip
+        raise _bad_model(loaded, "growing caches cannot be converted", refused, "fuse without --cache leaves them as "
+                         "they are") from None  # fmt: skip
+
+
+def _expanded(loaded: Loaded, plan: DecodePlan, least: int, sites: Sequence[Site]) -> list[Site]:
+    """Gives attention on latents a second way for long first prompts.
+
+    Raises:
+        BadModel: it cannot be done; the text says what is in the way.
+    """
+    try:
+        return expand(loaded.model, plan, least, sites)
+    except Refused as refused:
+        raise _bad_model(loaded, "prompts cannot be expanded", refused, "convert without --expand-prompts") from None
+
+
+def _bad_model(loaded: Loaded, what: str, refused: Refused, otherwise: str) -> BadModel:
+    value = refused.value
+    node = None if value is None else value.producer()
+    where = str(loaded.path or "model") + ("" if node is None else f", node {node.name or node.outputs[0].name}")
+    return BadModel(f"{what}: {refused.fact}", where=where, found=refused.found, wanted=refused.wanted,
+                    hint=refused.suggestion or otherwise)  # fmt: skip
 
 
 def fuse_in_place(model: ir.Model, options: Options, *, functions: bool = True) -> tuple[list[Site], Found]:

@@ -1,13 +1,15 @@
 """Does a converted decoder give the logits of the export it came from? Both decode the same random prompts.
 
 The export runs one sequence at a time, with the caches that it returned before. The converted decoder runs all of them
-in one batch of different lengths, in chunks, then step by step.
+in one batch of different lengths, in chunks, then step by step. Where it expands long first prompts, some of these
+follow in one run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
@@ -24,12 +26,20 @@ from fusion.runtime import UNROUNDED, Runner, open_model, options_for, unrounded
 from fusion.surgery.decoder.convert import read_decoder
 from fusion.surgery.decoder.meaning import vocabulary
 from fusion.surgery.decoder.roles import Roles
+from fusion.surgery.prompts import least_tokens
 from ir_ops.decode_plan import KEY, DecodePlan, read_plan
 from ir_ops.dtypes import Array
 from ir_ops.errors import BadInput
 
+if TYPE_CHECKING:
+    from custom_ort import DecodeSession
+
 LENGTHS, STEPS, CHUNK = (5, 1, 11), 3, 4
 """Tokens of the prompts, single tokens after them, and most tokens in one run."""
+ROOM = 64
+"""Tokens that a sequence has room for, unless prompts are longer."""
+LONGEST = 2048
+"""Tokens of the longest prompt that the export is asked for: its attention takes their square in memory."""
 
 
 def is_decoder(model: ir.Model) -> bool:
@@ -64,26 +74,45 @@ def verify_decoder(original: ModelLike, converted: ModelLike, *, seed: int = 0, 
         ) from None
     plan = read_plan(target.model.metadata_props, "the converted model")
     given = target.path if target.path is not None and as_they_are else to_proto(target.model)
-    decoder = DecodeSession(given, max_sequences=len(LENGTHS), capacity=min(plan.capacity or 64, 64),
+    long = _long_prompts(target.model, plan)
+    capacity = max(ROOM, *(length + STEPS for length in long)) if long else ROOM
+    decoder = DecodeSession(given, max_sequences=len(LENGTHS), capacity=min(plan.capacity or capacity, capacity),
                             sess_options=options_for(None if isinstance(given, Path) else target.folder))  # fmt: skip
     state = _Grown(runner, view, growths, roles)
     kept = _narrowest(target.model, plan)
     records: list[Difference] = []
     for case in range(cases):
         rng = np.random.default_rng([seed, case])
-        prompts = [rng.integers(0, state.vocabulary, length).tolist() for length in LENGTHS]
-        sequences, logits = decoder.prefill(prompts, chunk=CHUNK)
-        rows = [state.new() for _ in prompts]
-        wanted = [row.run(prompt) for row, prompt in zip(rows, prompts, strict=True)]
-        records += _compared(f"case{case} prompts", plan.logits, logits, wanted, kept)
-        for step in range(STEPS):
-            ids = rng.integers(0, state.vocabulary, len(prompts))
-            logits = decoder.step(ids, sequences)
-            wanted = [row.run([int(number)]) for row, number in zip(rows, ids, strict=True)]
-            records += _compared(f"case{case} step{step}", plan.logits, logits, wanted, kept)
-        for sequence in sequences:
-            decoder.free(sequence)
+        records += _decoded(f"case{case}", decoder, state, rng, LENGTHS, CHUNK, kept)
+    if long:
+        records += _decoded("long", decoder, state, np.random.default_rng(seed), long, None, kept)
     return VerifyResult(records, _HOW if as_they_are else _HOW + UNROUNDED)
+
+
+def _long_prompts(model: ir.Model, plan: DecodePlan) -> tuple[int, ...]:
+    """Tokens of prompts that the model expands, of different lengths; none where it expands none, or too long ones."""
+    least = least_tokens(model.metadata_props)
+    most = min(plan.capacity or LONGEST, LONGEST) - STEPS
+    return (least, 2, least + 1) if 0 < least < most else ()
+
+
+def _decoded(
+    case: str, decoder: DecodeSession, state: _Grown, rng: np.random.Generator, lengths: Sequence[int],
+    chunk: int | None, kept: str | None,
+) -> Iterator[Difference]:  # fmt: skip
+    """Random prompts, then single tokens, through both."""
+    prompts = [rng.integers(0, state.vocabulary, length).tolist() for length in lengths]
+    sequences, logits = decoder.prefill(prompts, chunk=chunk)
+    rows = [state.new() for _ in prompts]
+    wanted = [row.run(prompt) for row, prompt in zip(rows, prompts, strict=True)]
+    yield from _compared(f"{case} prompts", decoder.plan.logits, logits, wanted, kept)
+    for step in range(STEPS):
+        ids = rng.integers(0, state.vocabulary, len(prompts))
+        logits = decoder.step(ids, sequences)
+        wanted = [row.run([int(number)]) for row, number in zip(rows, ids, strict=True)]
+        yield from _compared(f"{case} step{step}", decoder.plan.logits, logits, wanted, kept)
+    for sequence in sequences:
+        decoder.free(sequence)
 
 
 _HOW = "the export one sequence at a time with its growing caches, the converted decoder as a batch in chunks and steps"

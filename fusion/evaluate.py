@@ -138,24 +138,36 @@ class Evaluation:
             return array.astype(np.float64)
         return array
 
-    def _run(self, node: ir.Node, operands: list[Array | None]) -> Sequence[Array]:
-        if node.domain == DOMAIN:
-            return self._fused(node, operands)
-        definition = lookup(node.domain, node.op_type)
-        if definition is None:
-            raise Unsupported(f"{node.op_type} is not understood")
-        return definition.run({**self.view.attrs(node), "@wide": self.wide}, operands)
+    def _run(self, node: ir.Node, operands: Sequence[Array | None]) -> Sequence[Array]:
+        return run_node(node, operands, self.view.attrs(node), self.wide)
 
-    def _fused(self, node: ir.Node, operands: list[Array | None]) -> Sequence[Array]:
-        operator = OPS[node.op_type]
-        inputs = {entry.name: item for entry, item in zip(operator.inputs, operands, strict=False) if item is not None}
-        attrs: dict[str, Any] = {name: item for name, item in self.view.attrs(node).items() if not name.startswith("@")}
-        if self.wide:
-            names = {id(array): dtype_name(value) for array, value in zip(operands, node.inputs, strict=True)}
-            results = operator.compute(WideNumeric(names), inputs, operator.with_defaults(attrs))
-        else:
-            results = operator.reference(inputs, attrs)
-        return [results[output.name] for output in operator.outputs]
+
+def run_node(node: ir.Node, operands: Sequence[Array | None], attrs: Mapping[str, Any], wide: bool) -> Sequence[Array]:
+    """The results of one node, fused or not; ``wide``: in float64.
+
+    Raises:
+        Unsupported: an operator that numpy is not taught.
+    """
+    if node.domain == DOMAIN:
+        return _run_fused(node, operands, attrs, wide)
+    definition = lookup(node.domain, node.op_type)
+    if definition is None:
+        raise Unsupported(f"{node.op_type} is not understood")
+    return definition.run({**attrs, "@wide": wide}, list(operands))
+
+
+def _run_fused(
+    node: ir.Node, operands: Sequence[Array | None], attrs: Mapping[str, Any], wide: bool
+) -> Sequence[Array]:
+    operator = OPS[node.op_type]
+    inputs = {entry.name: item for entry, item in zip(operator.inputs, operands, strict=False) if item is not None}
+    given = {name: item for name, item in attrs.items() if not name.startswith("@")}
+    if wide:
+        names = {id(array): dtype_name(value) for array, value in zip(operands, node.inputs, strict=True)}
+        results = operator.compute(WideNumeric(names), inputs, operator.with_defaults(given))
+    else:
+        results = operator.reference(inputs, given)
+    return [results[output.name] for output in operator.outputs]
 
 
 def typed(array: Array, value: ir.Value, wide: bool) -> Array:

@@ -112,13 +112,14 @@ def export(
     product = settled_product(product, soc)
     target = None if out is None else _target(out, text)
     clock = _Clock()
-    source = load(model)
+    notes: list[str] = []
+    source = load(model, notes)
     before = Counter(f"{node.domain}.{node.op_type}" if node.domain else node.op_type for node in source.graph)
     plan = make_plan(source, weights, target, inline_limit, nz_weights)
     clock.lap("load")
     name = target.stem if target is not None else source.graph.name or "model"
     dims = dims_of_inputs(source, input_shapes)
-    notes = settle_views(source.graph, dims) if cache == "ref" else []
+    notes += settle_views(source.graph, dims) if cache == "ref" else []
     engine = Engine(source, dims, plan, cache, product, GraphBuilder(name), attention, notes)
     made = prune(engine.run())
     check_types(made, product)

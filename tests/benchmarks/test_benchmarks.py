@@ -159,6 +159,7 @@ def test_decode_benchmark_compares_whole_decoders(capsys: pytest.CaptureFixture[
         "qwen3", "128 tokens", "128 tokens", "qwen3", "128 tokens", "128 tokens",
         "deepseek_v3", "128 tokens", "128 tokens",
         "capacity 8x / 1x", "qwen3", "qwen3", "deepseek_v3", "prefill", "qwen3", "deepseek_v3",
+        "deepseek_v3", "first prompt", "a step",
     ]  # fmt: skip
     assert sum("x" in line for line in lines if line.startswith("128")) == 4
     assert any("int4: step / GroupQueryAttention" in line for line in lines)

@@ -62,6 +62,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["fuse", "a", "b", "--expect", "=3"], "'=3' names no operator"),
         (["fuse", "a", "b", "--expect", "Nope=3"], "unknown operator 'Nope'"),
         (["fuse", "a", "b", "--weights", "move"], "argument --weights: invalid choice: 'move'"),
+        (["fuse", "a", "b", "--expand-prompts", "0"], "--expand-prompts: '0' is not a whole number of 1 or more"),
         (["explain", "a", "--layer", "two"], "argument --layer: 'two' is not a whole number of 0 or more"),
         (["bench", "--threads", "0"], "argument --threads: '0' is not a whole number of 1 or more"),
         (["run", "a"], "the following arguments are required: --inputs, --outputs"),

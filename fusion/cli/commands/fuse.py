@@ -46,6 +46,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--calibrate", metavar="F.npz", help="inputs of IN.onnx: NAME -> array, or recorded CASE/in/NAME"
     )
     parser.add_argument(
+        "--expand-prompts", type=console.at_least(1), default=0, metavar="N",
+        help="caches of latents: first prompts of N tokens or more are projected to keys and values once",
+    )  # fmt: skip
+    parser.add_argument(
         "--strict-slots",
         action="store_true",
         help="refuse where cache slots could be -1 and the graph does not say skip",
@@ -84,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
         kv_dtype=args.kv_dtype,
         kv_quant=args.kv_quant,
         calibrate=args.calibrate,
+        expand_prompts=args.expand_prompts,
     )
     if loaded is not None:
         result = dataclasses.replace(result, notes=(*loaded.notes, *result.notes))

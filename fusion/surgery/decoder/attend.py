@@ -61,16 +61,16 @@ def attend(
         "sparse_mode": 3,
         "block_size": pages.block_size,
     }
-    attended = _node(emit, first, named, attrs)
+    attended = fused_attention(emit, first, named, attrs)
     if latent is not None:
         attended = result(emit, attended, latent, kind)
     return _as_it_was(emit, attended, attention, trial, ids)
 
 
-def _node(
+def fused_attention(
     emit: Emitter, first: Sequence[ir.Value], named: Mapping[str, ir.Value], attrs: Mapping[str, int | float | str]
 ) -> ir.Value:
-    """The operator; its logarithms of sums are not asked for."""
+    """The operator on query, key and value, and other inputs by name; its logarithms of sums are not asked for."""
     operands: list[ir.Value | None] = [*first]
     for name, value in named.items():
         operands += [None] * (_PLACES[name] + 1 - len(operands))

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 from onnx_ir.passes import common as passes
 
+from ir_ops.alternatives import settled
 from ir_ops.errors import BadModel, BadUsage
 from ir_ops.ge.model import Shape
 from ir_ops.ge.tensor import as_dims
@@ -22,10 +23,14 @@ OLDEST_OPSET = 11
 InputShapes = Mapping[str, Sequence[int]]
 
 
-def load(source: Source) -> ir.Model:
+def load(source: Source, notes: list[str]) -> ir.Model:
     """A private copy of the model, ready for conversion; weights stay where they are.
 
     Local functions of the declared operators are dropped (the operators themselves are exported), all others inlined.
+    Of branches that mean the same one is taken (:mod:`ir_ops.alternatives`).
+
+    Args:
+        notes: gets what the user has to know.
 
     Raises:
         BadModel: no such file, not an ONNX model, an opset before 11 or newer than the installed onnx, or functions
@@ -35,6 +40,7 @@ def load(source: Source) -> ir.Model:
     _check_opset(model)
     for key in [key for key in model.functions if key[0] == DOMAIN and key[1] in OPS]:
         del model.functions[key]
+    notes += [f"both branches mean the same, the else_branch is exported: {why}" for why in settled(model.graph)]
     try:
         for step in (
             passes.InlinePass(),

@@ -58,7 +58,8 @@ def lower(source: Source) -> Lowered:
         BadModel: the model cannot be read.
         ExportError: operators that opset 18 cannot express (all are listed with counts).
     """
-    model = load(source)
+    taken: list[str] = []
+    model = load(source, taken)
     if opset(model, "") > NEWEST:
         model = _in_opset_18(model)
         _drop_defaults(model)
@@ -66,7 +67,7 @@ def lower(source: Source) -> Lowered:
     model.opset_imports.pop("ai.onnx", None)
     model.opset_imports.update({"": found, DOMAIN: DOMAIN_VERSION})
     notes = complete(model.graph)
-    return Lowered(model, found, _notes(model) + notes)
+    return Lowered(model, found, taken + _notes(model) + notes)
 
 
 def _in_opset_18(model: ir.Model) -> ir.Model:

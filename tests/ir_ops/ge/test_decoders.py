@@ -40,9 +40,13 @@ FIXED = ("decoders/qwen3-moe_dynamo", "graphs/qwen3_dynamo23_bf16_dyncache", "de
 """QkvRmsNormRopeCache has batch and tokens as attributes: a file for each shape."""
 
 
+EXPANDED = (FREE[0], FREE[2])
+"""First prompts may take another way there; a device takes one for all calls."""
+
+
 @cache
-def converted(name: str) -> onnx.ModelProto:
-    model = fusion.fuse(DATA / f"{name}.onnx", cache="auto", block_size=16).model
+def converted(name: str, least: int = 0) -> onnx.ModelProto:
+    model = fusion.fuse(DATA / f"{name}.onnx", cache="auto", block_size=16, expand_prompts=least).model
     assert isinstance(model, onnx.ModelProto)
     for attribute in (item for node in model.graph.node for item in node.attribute if item.name == "accuracy_level"):
         attribute.i = 1  # GE rounds no activations to 8 bits, whatever the file says
@@ -95,9 +99,12 @@ def run_ge(path: Path, script: Script, batch: Batch, caches: Mapping[str, Array]
     }
 
 
-@pytest.mark.parametrize("name", [*FREE, *FIXED])
-def test_prefill_and_steps_are_those_of_onnxruntime(name: str, tmp_path: Path) -> None:
-    model = converted(name)
+CASES = [*((name, 0) for name in (*FREE, *FIXED)), *((name, 2) for name in EXPANDED)]
+
+
+@pytest.mark.parametrize(("name", "least"), CASES)
+def test_prefill_and_steps_are_those_of_onnxruntime(name: str, least: int, tmp_path: Path) -> None:
+    model = converted(name, least)
     script = Script(model)
     call = Call(custom_ort.session(model), script.plan, name)
     wanted, got = script.caches(), script.caches()
@@ -119,6 +126,16 @@ def test_prefill_and_steps_are_those_of_onnxruntime(name: str, tmp_path: Path) -
             a, b = got[port].astype(np.float32), array.astype(np.float32)
             np.testing.assert_allclose(a, b, atol=limit, rtol=limit, err_msg=port)
     assert len(made) == (2 if name in FIXED else 1)
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+def test_a_second_way_for_first_prompts_changes_nothing_and_is_told(name: str) -> None:
+    """The graph is that of steps; MlaPrologV3 goes on delivering what the other way would have read."""
+    one, two = export(converted(name)), export(converted(name, 2))
+    assert one.ops_after == two.ops_after
+    assert set(two.notes) - set(one.notes) == {
+        "both branches mean the same, the else_branch is exported: first prompts of 2 tokens or more are expanded"
+    }
 
 
 @pytest.mark.parametrize("name", [FREE[0], FREE[1]])
