@@ -50,7 +50,8 @@ class Attention:
     """One attention.
 
     Attributes:
-        query: left operand of the first product, ``[B, N, S, D]`` or with B and N joined.
+        query: left operand of the first product, ``[B, N, S, D]`` or with B and N joined; of one token perhaps
+            ``[B, N / G, G, D]``, G heads for each of the keys.
         key, value: what the other operands are; of a latent attention the caches of latents and of rotated rows.
         latent: how keys and values come from these two; None for keys and values that are cached themselves.
         start: the first product's result (None for an Attention node); ``inner`` what the softmax takes.
@@ -151,7 +152,7 @@ class AttentionReader:
             return NoAttention(node, "keys and values that are rows of growing caches, or projected from them", sides)
         key, value, latent = sides
         if latent is None:
-            key, value = (self._broadcast(operand, query) for operand in (key, value))
+            key, value = (self._packed(self._broadcast(operand, query), query) for operand in (key, value))
         guard = self._guard(out)
         return Attention(
             query, key, value, chain.start, inner, tuple(chain.masks), out, node, guard=guard, latent=latent
@@ -171,6 +172,8 @@ class AttentionReader:
         if isinstance(sides, str):
             return NoAttention(node, "keys and values that are rows of growing caches, or projected from them", sides)
         key, value, latent = sides
+        if latent is None:
+            key, value = (self._packed(operand, query) for operand in (key, value))
         scale = float(attrs.get("scale", 1.0 / math.sqrt(width)))
         masks = tuple(item for item in node.inputs[3:4] if item is not None)
         causal = bool(attrs.get("is_causal", 0))
@@ -287,6 +290,14 @@ class AttentionReader:
         if operand.heads != 1 or shape is None or len(shape) != 4:
             return operand
         return replace(operand, heads=shape[1], groups=shape[1])
+
+    def _packed(self, operand: Operand, query: ir.Value) -> Operand:
+        """Heads of one token that stand where tokens of queries would, ``[B, N, G, D]``: G for each of the keys."""
+        shape, new = self._probe.shape(query), self._probe.shape(operand.growth.new)
+        if shape is None or new is None or len(shape) != 4 or new[2] != 1 or operand.groups != 1:
+            return operand
+        groups = shape[2] if shape[1] == operand.heads else 1
+        return replace(operand, heads=operand.heads * groups, groups=groups)
 
     def _operand(self, value: ir.Value, tokens: int, *, turned: bool, heads: int = 0) -> Operand | str:
         """A product's operand ``[..., T, D]`` (``turned``: ``[..., D, T]``) as rows of a cache, else why not.

@@ -86,10 +86,18 @@ def _by_head(emit: Emitter, query: ir.Value, attention: Attention, trial: Trial)
     shape = trial.probe.shape(query)
     if shape == (trial.batch, attention.heads, trial.tokens, attention.width):
         return query
+    if shape == _packed(attention, trial, attention.width):
+        return emit.reshape(query, [-1, attention.heads, 1, attention.width], "query_by_head")
     if shape != (trial.batch * attention.heads, trial.tokens, attention.width):
         raise Refused("attention-form", "queries [B, N, S, D]", str(shape), "B and N apart, or joined", "", query)
     dims = emit.shape_vector([-1, attention.heads, emit.dim(query, 1, "query_tokens"), attention.width], "query")
     return emit.reshape(query, dims, "query_by_head")
+
+
+def _packed(attention: Attention, trial: Trial, columns: int) -> tuple[int, ...] | None:
+    """The shape of one token's heads that stand where tokens would; None where a call may have several tokens."""
+    groups = attention.key.groups
+    return (trial.batch, attention.heads // groups, groups, columns) if trial.tokens == 1 else None
 
 
 def _as_it_was(emit: Emitter, out: ir.Value, attention: Attention, trial: Trial, ids: ir.Value) -> ir.Value:
@@ -99,6 +107,8 @@ def _as_it_was(emit: Emitter, out: ir.Value, attention: Attention, trial: Trial,
     shape = trial.probe.shape(attention.out)
     if shape == (trial.batch, attention.heads, trial.tokens, columns):
         return out
+    if shape is not None and shape == _packed(attention, trial, columns):
+        return emit.reshape(out, [-1, *shape[1:]], "out_packed")
     if shape != (trial.batch * attention.heads, trial.tokens, columns):
         raise Refused(
             "attention-form", "results [B, N, S, D]", str(shape), "B and N apart, or joined", "", attention.out

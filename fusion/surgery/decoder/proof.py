@@ -96,6 +96,8 @@ def prove_far(view: GraphView, attention: Attention, roles: Roles, near: Sequenc
         hidden: set[float] = set()
         for trial in (*near, far):
             value = np.asarray(_value(view, trial, whole_feeds(roles, trial), mask), np.float64)
+            if trial.tokens == 1 and value.shape[-2:-1] > (1,):  # heads that stand where tokens would
+                value = value[..., None, :]
             value = np.broadcast_to(value, np.broadcast_shapes(value.shape, (trial.tokens, trial.total)))
             seen = np.tri(trial.tokens, trial.total, trial.past, dtype=bool)
             inside |= set(np.unique(value[..., seen]).tolist())
