@@ -20,14 +20,17 @@ _STEP_SHARE = 0.2
 """Of the rows (last axis) that differ at all, the share of elements that may be off by one quantisation step."""
 
 
-def compare(case: str, output: str, got: Array, want: Array, against: str, *, kind: str | None = None) -> Difference:
+def compare(
+    case: str, output: str, got: Array, want: Array, against: str, *, kind: str | None = None, times: float = 1.0
+) -> Difference:
     """Compares one output with what it should be.
 
     Floats: ``|got - want| <= r * (|want| + rms(want))`` with r = 1e-4 (float32), 2^-7 (float16), 2^-4 (bfloat16).
     Quantised types: at most one step (their bound is 1 step), in at most a fifth of a touched row. Other integers and
     booleans: equal.
     NaN and infinities must stand at the same places. ``want`` may be wider than ``got`` (a bfloat16 result against a
-    float32 one): the type of ``got`` decides, or ``kind`` where the caller knows better.
+    float32 one): the type of ``got`` decides, or ``kind`` where the caller knows better. ``times`` widens the bound of
+    floats, where both sides round on their own.
     """
     if got.dtype.kind in "OUS" or want.dtype.kind in "OUS":
         same = got.shape == want.shape and bool((got == want).all())
@@ -41,7 +44,7 @@ def compare(case: str, output: str, got: Array, want: Array, against: str, *, ki
     if kind in _QUANTISED and want.dtype == got.dtype:
         return _steps(case, output, got, want, against, kind)
     if kind in _RELATIVE:
-        return _floats(case, output, got.astype(np.float64), want.astype(np.float64), against, kind)
+        return _floats(case, output, got.astype(np.float64), want.astype(np.float64), against, kind, times)
     return _exact(case, output, got, want, against, kind)
 
 
@@ -56,11 +59,11 @@ def missing(case: str, output: str, against: str, note: str) -> Difference:
     return _difference(case, output, against, "", (), math.inf, False, note)
 
 
-def _floats(case: str, output: str, got: Array, want: Array, against: str, kind: str) -> Difference:
+def _floats(case: str, output: str, got: Array, want: Array, against: str, kind: str, times: float) -> Difference:
     finite = np.isfinite(want)
     same_special = np.where(finite, np.isfinite(got), (got == want) | (np.isnan(got) & np.isnan(want)))
     rms = math.sqrt(float(np.mean(np.square(want[finite])))) if finite.any() else 0.0
-    bound = _RELATIVE[kind] * (np.abs(np.where(finite, want, 0.0)) + rms)
+    bound = times * _RELATIVE[kind] * (np.abs(np.where(finite, want, 0.0)) + rms)
     with np.errstate(invalid="ignore"):
         error = np.where(finite & np.isfinite(got), np.abs(got - want), np.where(same_special, 0.0, np.inf))
     beyond = error > bound

@@ -119,7 +119,8 @@ _HOW = "the export one sequence at a time with its growing caches, the converted
 
 
 def _compared(case: str, name: str, got: Array, wanted: list[Array], kept: str | None) -> Iterator[Difference]:
-    yield compare(case, name, got, np.stack(wanted), "original", kind=kept)
+    # rows of 16 bits are rounded by both at steps of their own, and experts may be chosen by what is left of them
+    yield compare(case, name, got, np.stack(wanted), "original", kind=kept, times=2.0 if kept else 1.0)
 
 
 def _narrowest(model: ir.Model, plan: DecodePlan) -> str | None:

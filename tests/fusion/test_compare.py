@@ -30,6 +30,14 @@ def test_a_few_units_in_the_last_place_are_rounding(dtype: str) -> None:
     assert judged(*noise(np_dtype, 4)).ok  # type: ignore[arg-type]
 
 
+def test_two_sides_that_round_on_their_own_may_lie_twice_as_far_apart() -> None:
+    want = np.ones((2, 8), np.float32)
+    got = want + 12 * 2.0**-7 * 1.5
+    assert not compare("case", "y", got, want, "original", kind="bfloat16").ok
+    assert compare("case", "y", got, want, "original", kind="bfloat16", times=2.0).ok
+    assert not compare("case", "y", want + 0.3, want, "original", kind="bfloat16", times=2.0).ok
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_one_wrong_element_is_found_and_named(dtype: str) -> None:
     want = np.ones((2, 3, 4), dtype)

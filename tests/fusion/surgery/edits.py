@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -15,6 +16,8 @@ ONE = "qwen3_dynamo23_fp32_dyncache"
 """One layer: queries add_284, keys present.0.key, mask expand [B, 1, S, T]."""
 TWO = "qwen3_dynamo18_fp32_dyncache"
 LATENT = "dsv3_il_dynamo18_fp32_latentcache"
+ROWS, COLUMNS, SEEN = "unsqueeze_8", "unsqueeze_11", "le_2"
+"""Of ONE: number of each new token [1, 1, S, 1], of each token [1, 1, 1, T], and who sees whom."""
 
 
 @cache
@@ -113,6 +116,9 @@ class Edit:
         del self.graph.node[:]
         self.graph.node.extend(copies)
         return self.model
+
+
+Builder = Callable[[Edit], None]
 
 
 def typed_ids(edit: Edit, kind: int = TensorProto.INT32) -> None:

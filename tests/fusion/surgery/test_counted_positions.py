@@ -13,8 +13,8 @@ import pytest
 from onnx import TensorProto
 
 import fusion
-from tests.fusion.surgery.edits import Edit
-from tests.fusion.surgery.test_decoder_traps import Builder, built, decodes_alike, refused
+from tests.fusion.surgery.edits import Builder, Edit
+from tests.fusion.surgery.test_decoder_traps import built, decodes_alike, refused
 
 Between = Callable[[Edit, str], str]
 ANGLES, HALF = "mul_62", 64

@@ -9,8 +9,8 @@ from onnx import TensorProto, helper
 
 import fusion
 from ir_ops.decode_plan import read_plan
-from tests.fusion.surgery.edits import Edit
-from tests.fusion.surgery.test_decoder_traps import Builder, built, decodes_alike, refused
+from tests.fusion.surgery.edits import Builder, Edit
+from tests.fusion.surgery.test_decoder_traps import built, decodes_alike, refused
 
 WIDTH, LOGITS, POSITIONS = 128, 64, 96
 """Of the one-layer model, and rows of the table of positions that is added."""
