@@ -16,7 +16,7 @@ from fusion.decoder_verification import is_decoder, verify_decoder
 from fusion.engine import Found, Options, apply, count_ops, find
 from fusion.folding import EXPERTS, Folded
 from fusion.model_io import Loaded, ModelLike, Weights, load, save, without_collector
-from fusion.normalise import unroll_sequences
+from fusion.normalise import tell_casts, unroll_sequences
 from fusion.result import FusionResult, Site, VerifyResult
 from fusion.rules import all_rules
 from fusion.surgery.decoder.convert import Cache, Conversion, convert
@@ -286,6 +286,7 @@ def check_options(product: str, only: Sequence[str], strict_slots: bool, pack: P
 def _prepare(model: ir.Model) -> None:
     """Inlines local functions, all but the bodies that our own operators carry, and takes sequences apart."""
     unroll_sequences(model)
+    tell_casts(model)
     own = {key: function for key, function in model.functions.items() if key[0] == DOMAIN}
     if len(own) == len(model.functions):
         return

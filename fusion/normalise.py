@@ -17,6 +17,28 @@ def unroll_sequences(model: ir.Model) -> int:
     return turned
 
 
+def tell_casts(model: ir.Model) -> int:
+    """Turns CastLike, as unoptimised exports write it, into Cast where the type is told; returns how many were turned.
+
+    Of the other operand only the type counts: it need not be computed, nor be known.
+    """
+    turned = 0
+    for node in list(model.graph):
+        kind = node.inputs[1].dtype if node.op_type == "CastLike" and len(node.inputs) > 1 and node.inputs[1] else None
+        if kind is None or node.domain not in ("", "ai.onnx") or "saturate" in node.attributes:
+            continue
+        old = node.outputs[0]
+        told = ir.Value(name=old.name, shape=old.shape, type=ir.TensorType(kind))
+        cast = ir.node("Cast", [node.inputs[0]], {"to": int(kind)}, outputs=[told], name=node.name)
+        model.graph.insert_before(node, cast)
+        for place in [place for place, output in enumerate(model.graph.outputs) if output is old]:
+            model.graph.outputs[place] = told
+        old.replace_all_uses_with(told)
+        model.graph.remove(node, safe=True)
+        turned += 1
+    return turned
+
+
 def _unroll(graph: ir.Graph, node: ir.Node) -> bool:
     sizes = node.inputs[1] if len(node.inputs) > 1 else None
     tensor = None if sizes is None else ir.convenience.get_const_tensor(sizes)

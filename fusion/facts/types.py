@@ -8,7 +8,7 @@ _INT64 = ("Shape", "Size", "ArgMax", "ArgMin", "NonZero")
 _BOOL = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Not", "Xor", "IsNaN", "IsInf")
 _SECOND = ("Where",)
 _TYPED_BY = {"QLinearMatMul": 7, "QLinearAdd": 7, "QLinearMul": 7, "MatMulIntegerToFloat": 2,
-             "GatherBlockQuantized": 2}  # fmt: skip
+             "GatherBlockQuantized": 2, "CastLike": 1}  # fmt: skip
 """Operators whose result has the type of another operand than the first."""
 
 

@@ -1,4 +1,4 @@
-"""Sequences that are only taken apart again become Split; others stay."""
+"""Sequences that are only taken apart again become Split, casts to the type of another value become Cast."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
-from fusion.normalise import unroll_sequences
+from fusion.normalise import tell_casts, unroll_sequences
 
 GRAPH = """<ir_version: 10, opset_import: ["" : 17]> g (float[6, 3] x) => (float[N, 3] a, float[M, 3] b)
 <int64[2] sizes = {2, 4}, int64 zero = {0}, int64 minus = {-1}> {
@@ -54,3 +54,17 @@ def test_sequences_used_otherwise_stay(old: str, new: str) -> None:
     count, before, after = turned(text)
     assert count == 0
     assert [node.op_type for node in after.graph.node] == [node.op_type for node in before.graph.node]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_cast_to_the_type_of_another_value_is_a_cast_where_the_type_is_told(told: bool) -> None:
+    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 18]>
+        g (int64[2] x, float[3] like) => (float[2] y) { far = Neg (like)  y = CastLike (x, far) }""")
+    if told:
+        proto.graph.value_info.append(onnx.helper.make_tensor_value_info("far", onnx.TensorProto.FLOAT, [3]))
+    model = ir.from_proto(proto)
+    assert tell_casts(model) == told
+    after = ir.to_proto(model)
+    onnx.checker.check_model(after)
+    assert [node.op_type for node in after.graph.node] == ["Neg", "Cast" if told else "CastLike"]
+    assert after.graph.output[0].name == "y"

@@ -193,6 +193,13 @@ def cast(attrs: Attrs, x: Array) -> Any:
         return x.astype(target.np)
 
 
+@computing("CastLike", lambda attrs, x: [x[0].shape])  # type: ignore[union-attr]
+def cast_like(attrs: Attrs, x: Array, like: Array) -> Array:
+    """As exports that are not optimised convert: to the type of another value."""
+    with np.errstate(all="ignore"):
+        return x.astype(like.dtype)
+
+
 @computing("Shape", lambda attrs, x: [(len(x[0].shape[attrs.get("start", 0) : attrs.get("end")]),)])  # type: ignore[union-attr]
 def shape_(attrs: Attrs, x: Array) -> Array:
     return np.array(x.shape[attrs.get("start", 0) : attrs.get("end")], np.int64)

@@ -132,6 +132,8 @@ CASES = [
     Case("Pad", [real(2, 3), ints(1, 2), None, ints(-1)]),
     Case("Cast", [real(4) * 9], {"to": TensorProto.INT32}),
     Case("Cast", [whole(-3, 3, 4)], {"to": TensorProto.FLOAT}),
+    Case("CastLike", [real(2, 3) * 9, ints(1)]),
+    Case("CastLike", [whole(-3, 3, 4), real(2, 2)]),
     Case("Shape", [real(2, 3, 4)]),
     Case("Shape", [real(2, 3, 4)], {"start": 1, "end": -1}),
     Case("Size", [real(2, 3)]),
