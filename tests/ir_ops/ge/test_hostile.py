@@ -196,7 +196,8 @@ def one(op: str, *inputs: Any, domain: str = "", **attrs: Any) -> onnx.ModelProt
         (one("Reshape", X, Fixed(np.array([-1, -1]))), "a target shape that is none (found [-1, -1])"),
         (one("Reshape", X, Fixed(np.array([-2, 20]))), "a target shape that is none"),
         (one("Gather", X, Fixed(np.array([2, 99]))), "indices 2 to 99 into a dim of 2, nearest: -2 to 1"),
-        (one("Conv", X, X), "1 x Conv: no conversion"),
+        (one("Conv", X, X), "1 x Conv: Conv that mixes channels"),
+        (one("GlobalMaxPool", X), "1 x GlobalMaxPool: no conversion"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
