@@ -24,6 +24,7 @@ from custom_ort.decode.pages import PagePool
 from ir_ops.decode_plan import read_plan
 from ir_ops.dtypes import Array, by_onnx
 from tests.conftest import DATA
+from tests.custom_ort import one_node
 from tests.fusion.surgery.test_fixed_sizes import FIXED, fixed_at
 
 DECODERS = sorted((DATA / "decoders").glob("deepseek-*.onnx"))
@@ -225,6 +226,7 @@ def run_once(session: onnxruntime.InferenceSession, model: onnx.ModelProto, prom
 def test_a_runtime_without_our_kernels_runs_both_ways(prompts: list[list[int]]) -> None:
     model = converted(DATA / "decoders" / "deepseek-v3_dynamo.onnx", "paged", 4)
     wanted = DecodeSession(model, capacity=CAPACITY).prefill(prompts)[1]
-    for stock in (model, fusion.defuse(model).model):
+    # two attentions are two bodies of one operator: runtimes before 1.27 refuse them
+    for stock in (fusion.defuse(model).model, *([model] if one_node.MINOR >= 27 else [])):
         session = onnxruntime.InferenceSession(stock.SerializeToString(), providers=["CPUExecutionProvider"])
         np.testing.assert_allclose(run_once(session, model, prompts), wanted, atol=1e-5, rtol=0)
