@@ -65,7 +65,8 @@ class Detours:
         self._take_out(list(unread))
         self._past_copies()  # first: of an idle pair, one node may be there twice
         self._past_idle_nodes()
-        view.forget()  # numbers: what was told apart by an idle node is no longer
+        if self._read:
+            view.forget()  # numbers: what was told apart by an idle node is no longer
         if self._past_copies():
             self._past_idle_nodes()
         if self._read:
