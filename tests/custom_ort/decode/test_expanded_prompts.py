@@ -25,6 +25,7 @@ from ir_ops.decode_plan import read_plan
 from ir_ops.dtypes import Array, by_onnx
 from tests.conftest import DATA
 from tests.custom_ort import one_node
+from tests.fusion.surgery.decoding import greedy
 from tests.fusion.surgery.test_fixed_sizes import FIXED, fixed_at
 
 DECODERS = sorted((DATA / "decoders").glob("deepseek-*.onnx"))
@@ -68,29 +69,23 @@ class Watched:
 @pytest.mark.parametrize("prompts", ["one", "three"])
 @pytest.mark.parametrize("path", DECODERS, ids=lambda path: path.stem)
 def test_greedy_ids_and_logits_are_those_of_transformers(path: Path, prompts: str, tmp_path: Path) -> None:
-    with np.load(path.with_suffix(".npz")) as recorded:
-        arrays = {name: recorded[name] for name in recorded.files if name.startswith(f"{prompts}/")}
-    count = len(arrays) // 3
-    wanted = [arrays[f"{prompts}/{number}/ids"].tolist() for number in range(count)]
-    lengths = [int(arrays[f"{prompts}/{number}/prompt"]) for number in range(count)]
-    given = [ids[:length] for ids, length in zip(wanted, lengths, strict=True)]
+    wanted = greedy(path, prompts)
     form = "paged" if path.stem.endswith("dynamo") else "contiguous"
     watched = Watched(converted(path, form, 2), tmp_path)
-    plain = DecodeSession(converted(path, form, 0), capacity=CAPACITY, max_sequences=count)
-    (sequences, logits), (others, same) = watched.decoder.prefill(given), plain.prefill(given)
+    plain = DecodeSession(converted(path, form, 0), capacity=CAPACITY, max_sequences=len(wanted.ids))
+    (sequences, logits), (others, same) = watched.decoder.prefill(wanted.prompts), plain.prefill(wanted.prompts)
     for step in range(NEW):
         assert np.abs(logits - same).max() <= 5e-6
-        for number in range(count):
-            expected = arrays[f"{prompts}/{number}/logits"][step]
-            assert np.abs(logits[number] - expected).max() <= 2e-5, (step, number)
-            assert int(logits[number].argmax()) == wanted[number][lengths[number] + step]
+        for number, expected in enumerate(wanted.logits):
+            assert np.abs(logits[number] - expected[step]).max() <= 2e-5, (step, number)
+        assert [int(row.argmax()) for row in logits] == wanted.at(step)
         if step < NEW - 1:
-            ids = [row[length + step] for row, length in zip(wanted, lengths, strict=True)]
+            ids = wanted.at(step)
             logits, same = watched.decoder.step(ids, sequences), plain.step(ids, others)
     assert watched.taken() == (LAYERS, LAYERS * (NEW - 1))
     for sequence in sequences:
         watched.decoder.free(sequence)
-    assert watched.decoder.generate(given, max_new_tokens=NEW) == wanted
+    assert watched.decoder.generate(wanted.prompts, max_new_tokens=NEW) == wanted.ids
 
 
 Calls = Callable[[DecodeSession], list[Array]]

@@ -98,3 +98,32 @@ def _sequence(
     if sequence is not None:
         session.free(sequence)
     return pairs
+
+
+@dataclass
+class Greedy:
+    """What ``transformers`` generated: ids of each sequence, tokens of its prompt, logits of each step."""
+
+    ids: list[list[int]]
+    lengths: list[int]
+    logits: list[Array]
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        return [ids[:length] for ids, length in zip(self.ids, self.lengths, strict=True)]
+
+    def at(self, step: int) -> list[int]:
+        """The ids that are generated in a step."""
+        return [ids[length + step] for ids, length in zip(self.ids, self.lengths, strict=True)]
+
+
+def greedy(path: Path, prompts: str) -> Greedy:
+    """The record beside a decoder of ``tests/data/decoders``; ``prompts``: ``one`` or ``three``."""
+    with np.load(path.with_suffix(".npz")) as recorded:
+        arrays = {name: recorded[name] for name in recorded.files if name.startswith(f"{prompts}/")}
+    names = [f"{prompts}/{number}" for number in range(len(arrays) // 3)]
+    return Greedy(
+        [arrays[f"{name}/ids"].tolist() for name in names],
+        [int(arrays[f"{name}/prompt"]) for name in names],
+        [arrays[f"{name}/logits"] for name in names],
+    )

@@ -20,6 +20,7 @@ import fusion
 from custom_ort import DecodeSession
 from fusion import FusionResult
 from tests.conftest import DATA
+from tests.fusion.surgery.decoding import greedy
 
 DECODERS = sorted((DATA / "decoders").glob("*.onnx"))
 FAMILIES = ("qwen2", "qwen3", "qwen3-moe", "deepseek-v2", "deepseek-v2-lite", "deepseek-v3")
@@ -46,24 +47,18 @@ def test_every_family_is_there_by_both_exporters() -> None:
 
 @pytest.mark.parametrize(("path", "form", "prompts"), CALLS, ids=lambda item: getattr(item, "stem", item))
 def test_greedy_ids_and_logits_are_those_of_transformers(path: Path, form: str, prompts: str) -> None:
-    with np.load(path.with_suffix(".npz")) as recorded:
-        arrays = {name: recorded[name] for name in recorded.files if name.startswith(f"{prompts}/")}
-    count = len(arrays) // 3
-    wanted = [arrays[f"{prompts}/{number}/ids"].tolist() for number in range(count)]
-    lengths = [int(arrays[f"{prompts}/{number}/prompt"]) for number in range(count)]
-    given = [ids[:length] for ids, length in zip(wanted, lengths, strict=True)]
-    decoder = DecodeSession(converted(path, form).model, capacity=96, max_sequences=count)
-    sequences, logits = decoder.prefill(given)
+    wanted = greedy(path, prompts)
+    decoder = DecodeSession(converted(path, form).model, capacity=96, max_sequences=len(wanted.ids))
+    sequences, logits = decoder.prefill(wanted.prompts)
     for step in range(NEW):
-        for number in range(count):
-            expected = arrays[f"{prompts}/{number}/logits"][step]
-            assert np.abs(logits[number] - expected).max() <= 2e-5, (step, number)
-            assert int(logits[number].argmax()) == wanted[number][lengths[number] + step]
+        for number, expected in enumerate(wanted.logits):
+            assert np.abs(logits[number] - expected[step]).max() <= 2e-5, (step, number)
+        assert [int(row.argmax()) for row in logits] == wanted.at(step)
         if step < NEW - 1:
-            logits = decoder.step([ids[length + step] for ids, length in zip(wanted, lengths, strict=True)], sequences)
+            logits = decoder.step(wanted.at(step), sequences)
     for sequence in sequences:
         decoder.free(sequence)
-    assert decoder.generate(given, max_new_tokens=NEW) == wanted
+    assert decoder.generate(wanted.prompts, max_new_tokens=NEW) == wanted.ids
 
 
 @pytest.mark.parametrize("path", DECODERS, ids=lambda path: path.stem)
