@@ -171,7 +171,7 @@ def _planned(loaded: Loaded, options: Options) -> tuple[list[Site], Found]:
     """The sites of a model that is our own: they are put in place, only then is known what else reads a node."""
     _prepare(loaded.model)
     found = find(loaded.model, options, {} if loaded.folded is None else loaded.folded.stands_for)
-    return apply(loaded.model, found), found
+    return apply(loaded.model, found, report_only=True), found
 
 
 def _touches(found: Found, folded: Folded) -> bool:

@@ -36,32 +36,35 @@ def site_of(candidate: Candidate, proof: Proof, removed: int) -> Site:
     )
 
 
-def apply(model: ir.Model, found: Found, pack: Pack = "auto") -> list[Site]:
+def apply(model: ir.Model, found: Found, pack: Pack = "auto", *, report_only: bool = False) -> list[Site]:
     """Puts all proven candidates into the graph, in place, and removes what nobody reads any more.
 
     Args:
         pack: whether projections that fused operators want side by side are packed into one.
+        report_only: the model is not wanted afterwards: nodes may stay that nobody reads, in any order.
     """
-    graph = model.graph
+    graph, candidates = model.graph, [candidate for candidate, _ in found.proven]
     _keep_shortcuts(found)
     # what fused nodes read and deliver keeps its type: their bodies are made for it
-    needed = {id(item) for candidate, _ in found.proven for node in candidate.emitter.nodes for item in node.inputs}
+    needed = {id(item) for candidate in candidates for node in candidate.emitter.nodes for item in node.inputs}
     clear_types([value for value in found.typed if id(value) not in needed])
-    starts = _starts((candidate for candidate, _ in found.proven), found.order)
-    for candidate, _ in found.proven:
+    starts = _starts(candidates, found.order)
+    for candidate in candidates:
         _insert(graph, candidate, found.order, starts)
         _tell_ranks(candidate)
-    removed = {id(candidate): len(candidate.region) for candidate, _ in found.proven}
-    if found.proven:
-        model.opset_imports.setdefault(DOMAIN, DOMAIN_VERSION)
-        compute_once(candidate for candidate, _ in found.proven)
+    if not candidates:
+        return []
+    model.opset_imports.setdefault(DOMAIN, DOMAIN_VERSION)
+    compute_once(candidates)
+    if not report_only or any(candidate.joins for candidate in candidates):
         _tidy(model)
-        if _pack(graph, [candidate for candidate, _ in found.proven], pack):
+        if _pack(graph, candidates, pack):
             _tidy(model)
-        alive = {id(node) for node in graph.all_nodes()}
-        for candidate, _ in found.proven:
-            removed[id(candidate)] = sum(id(node) not in alive for node in candidate.region)
-    return [site_of(candidate, proof, removed[id(candidate)]) for candidate, proof in found.proven]
+    read = _read(graph)
+    return [
+        site_of(candidate, proof, sum(id(node) not in read for node in candidate.region))
+        for candidate, proof in found.proven
+    ]
 
 
 def _keep_shortcuts(found: Found) -> None:
@@ -88,6 +91,32 @@ def _tidy(model: ir.Model) -> None:
     """Sorts the main graph and removes what nobody reads, which goes from the last node to the first."""
     model.graph.sort()
     RemoveUnusedNodesPass()(model)
+
+
+def _read(graph: ir.Graph) -> set[int]:
+    """Ids of the nodes from which a result of the graph is computed."""
+    found: set[int] = set()
+    pending = [item.producer() for item in graph.outputs]
+    while pending:
+        node = pending.pop()
+        if node is None or id(node) in found:
+            continue
+        found.add(id(node))
+        readers = [node, *(inner for part in _parts(node) for inner in part.all_nodes())]
+        pending += [item.producer() for reader in readers for item in reader.inputs if item is not None]
+        pending += [item.producer() for part in _parts(node) for item in part.outputs]
+    return found
+
+
+def _parts(node: ir.Node) -> list[ir.Graph]:
+    """The subgraphs of a node."""
+    found: list[ir.Graph] = []
+    for attr in node.attributes.values():
+        if attr.type == ir.AttributeType.GRAPH:
+            found.append(attr.as_graph())
+        elif attr.type == ir.AttributeType.GRAPHS:
+            found += attr.as_graphs()
+    return found
 
 
 def _pack(graph: ir.Graph, candidates: list[Candidate], how: Pack) -> bool:
