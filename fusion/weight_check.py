@@ -102,7 +102,7 @@ def check_tensor(tensor: TensorProto, where: Callable[[], str], context: Context
             f"{where()} has an unknown element type", found=str(tensor.data_type), wanted="a TensorProto data type"
         )
     dims = tensor.dims[:]
-    if min(dims, default=0) < 0:
+    if dims and min(dims) < 0:
         raise context.fault(f"{where()} has a negative size", found=str(dims))
     count = math.prod(dims)
     expected = (count * bits + 7) // 8
