@@ -16,7 +16,7 @@ from fusion.facts.trial.settle import Survey
 
 _ASKING = ("Shape", "Size")
 _OF_SHAPES = (None, ir.DataType.INT64, ir.DataType.BOOL)
-"""What shapes, slots and masks are made of; exporters write such over and over."""
+"""Types of shapes, slots and masks."""
 
 Shortcut = tuple[ir.Node, int, ir.Value]
 """A node, which of its operands, and the value of equal content that recognition read there."""
@@ -55,7 +55,7 @@ class Detours:
 
     Args:
         view: of the graph; it has not been looked at yet.
-        joined: whether data that is computed twice is read as one, see :meth:`copies`.
+        joined: whether what is computed twice is read as one, see :meth:`has_copies_of_data`.
     """
 
     def __init__(self, view: GraphView, joined: bool = False) -> None:
@@ -102,17 +102,26 @@ class Detours:
                     break
 
     def copies(self) -> Iterator[tuple[ir.Node, ir.Node]]:
-        """Nodes of which both give the same data, the first of its kind first.
-
-        As a rule each belongs to the place that reads it, a layer or a table of its own. But one place may read both.
-        """
+        """Nodes that compute the same, the first of its kind first."""
         first: dict[int, ir.Node] = {}
         for node in self._view.graph:
-            out = node.outputs[0] if len(node.outputs) == 1 and node.op_type != "Constant" else None
-            if out is not None and out.dtype not in _OF_SHAPES:
-                like = first.setdefault(self._view.number(out), node)
+            if len(node.outputs) == 1 and node.op_type != "Constant":
+                like = first.setdefault(self._view.number(node.outputs[0]), node)
                 if like is not node:
                     yield like, node
+
+    def has_copies_of_data(self) -> bool:
+        """Whether data is computed twice. Shapes, slots and masks do not count: exporters write such over and over.
+
+        As a rule each copy belongs to the place that reads it, a layer or a table of its own. But one place may read
+        both.
+        """
+        return any(
+            item is not None and item.dtype not in _OF_SHAPES
+            for _, node in self.copies()
+            if node.op_type not in _ASKING
+            for item in (*node.inputs, *node.outputs)
+        )
 
     def _join_copies(self) -> None:
         found: list[ir.Node] = []

@@ -80,14 +80,14 @@ def find(model: ir.Model, options: Options, stands_for: Mapping[str, int] | None
     """Matches and proves all rules, those of larger operators first; the model is not changed.
 
     A rule sees what the fusions accepted before it leave. A candidate that is refused leaves its place to smaller ones.
-    Where something is refused and the graph computes data twice, it is also read as one; what fuses more counts.
+    Where the graph computes data twice it is also searched with that read as one; what fuses more counts.
 
     Args:
         stands_for: result of a node -> for how many nodes it stands in a folded model (:mod:`fusion.folding`).
     """
     typed = fill_types(model.graph)
     found = _look(model, options, stands_for or {})
-    if found.has_copies and found.refusals:
+    if found.has_copies:
         first, operands = found, found.take_off()
         found = _look(model, options, stands_for or {}, joined=True)
         found.timings = {step: seconds + first.timings[step] for step, seconds in found.timings.items()}
@@ -115,7 +115,7 @@ def _look(model: ir.Model, options: Options, stands_for: Mapping[str, int], *, j
         if not options.only or rule.op in options.only:
             search.run(rule)
     found.refusals += search.refusals()
-    found.has_copies = next(detours.copies(), None) is not None
+    found.has_copies = detours.has_copies_of_data()
     found.shortcuts = detours.end()
     facts.view.forget()
     return found
