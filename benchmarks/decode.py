@@ -18,6 +18,7 @@ from benchmarks.decode_graphs import (
     group_query,
     grown,
     in_place,
+    of_heads,
     prompt,
     qwen,
     state,
@@ -30,9 +31,13 @@ from ir_ops.errors import KvfuseError
 CONTEXTS, LONG = (128, 1024, 4096), 8192
 BATCHES = (1, 4)
 PROMPTS = (512, 2048)
-EXPORT_TOKENS = 4096
-"""The export is measured up to so many cached tokens of all sequences: it takes seconds a step beyond."""
-EXPORT_ROUNDS = 5
+EXPORT_TOKENS = 8192
+"""Exports are measured up to so many cached tokens of all sequences: they take many seconds a step beyond."""
+EXPORTS, EXPORT_ROUNDS = ("export", "export of heads"), 5
+EXPORT_BOUNDS = {4096: 4.0, 8192: 4.0}
+"""Of grouped-query attention's export over caches in place, by context, batch 1."""
+LATENT_BOUNDS, HEADS_BOUNDS = {1024: 15.0, 4096: 60.0, 8192: 100.0}, {4096: 4.0, 8192: 6.0}
+"""The same of latent attention: of the export that keeps latents, and of that which keeps heads."""
 TOLERANCE = 2e-3
 """Of logits, to the largest of them: other orders of float32 sums in every layer."""
 CAPACITY_BOUND = 1.02
@@ -90,18 +95,19 @@ def _room(context: int, work: Effort) -> int:
 
 
 def measure(variants: dict[str, Running], rounds: int, tolerance: float = TOLERANCE) -> dict[str, float]:
-    """Seconds of a step, ``export`` (which takes long) in fewer rounds, but in turns with the others too.
+    """Seconds of a step, exports (which take long) in fewer rounds, but in turns with the others too.
 
     Raises:
         KvfuseError: their logits differ.
     """
     _agree({name: running.logits() for name, running in variants.items()}, tolerance)
     steps = {name: running.step for name, running in variants.items()}
-    export = steps.pop("export", None)
+    exports = {name: steps.pop(name) for name in EXPORTS if name in steps}
     times = interleaved(steps, seconds=0, rounds=rounds)
-    if export is not None:
-        slow = interleaved({"export": export, **steps}, seconds=0, rounds=EXPORT_ROUNDS)
-        times["export"] = slow["export"] * float(np.mean([times[name] / slow[name] for name in steps]))
+    if exports:
+        slow = interleaved(exports | steps, seconds=0, rounds=EXPORT_ROUNDS)
+        faster = float(np.mean([times[name] / slow[name] for name in steps]))
+        times |= {name: slow[name] * faster for name in exports}
     return times
 
 
@@ -136,10 +142,11 @@ def grouped(decoder: Decoder, work: Effort) -> str:
             ratios = [times[name] / times["gqa"] for name in ("paged", "contiguous")]
             ratios.append(kept["float16"] / kept["gqa"])
             narrow_bound = NARROW_BOUNDS.get((context, batch))
+            speedup = _speedup(times, ("export", "paged"), EXPORT_BOUNDS.get(context), batch)
             rows.append([
                 _label(context, batch), f"{times['gqa'] * 1e3:.1f}", *(f"{ratio:.2f}" for ratio in ratios[:2]),
                 f"{bound:.2f}", f"{ratios[2]:.2f}", "-" if narrow_bound is None else f"{narrow_bound:.2f}",
-                f"{ratios[0] / ratios[1]:.2f}", "1.05", *_speedup(times, "paged", 4.0, context, batch),
+                f"{ratios[0] / ratios[1]:.2f}", "1.05", *speedup,
             ])  # fmt: skip
     head = [f"{_name(decoder)}: step / GroupQueryAttention", "GQA ms", "paged", "contiguous", "limit",
             "paged f16", "limit", "paged/contiguous", "limit", "export/paged", "least"]  # fmt: skip
@@ -179,19 +186,25 @@ def int4(decoder: Decoder, work: Effort) -> str:
 
 
 def latent(decoder: Decoder, work: Effort) -> str:
-    """DeepSeek-V3: attention on latents against the export, which expands them."""
-    export = decoder.open(decoder.export)
+    """DeepSeek-V3: attention on latents against the export, which expands them, and that which caches every head."""
+    exports = [decoder.open(model) for model in (decoder.export, decoder.expanded)]
     absorbed = decoder.converted("auto")
-    least = {1024: 15.0, 4096: 60.0, 8192: 100.0}
     rows = []
     for context in work.contexts:
         for batch in work.batches:
             now = state(decoder, batch, context)
             variants = {"absorbed": in_place(decoder, absorbed, now, _room(context, work))}
-            times = measure(variants | _exported(export, now), work.rounds)
-            speedup = _speedup(times, "absorbed", least.get(context, 0.0), context, batch)
-            rows.append([_label(context, batch), f"{times['absorbed'] * 1e3:.1f}", *speedup])
-    return table([f"{_name(decoder)}, absorbed", "ms", "export/absorbed", "least"], rows)
+            if batch * context <= EXPORT_TOKENS:
+                states = (now, of_heads(decoder, now))
+                variants |= {name: grown(*each) for name, *each in zip(EXPORTS, exports, states, strict=True)}
+            times = measure(variants, work.rounds)
+            least = (LATENT_BOUNDS.get(context), HEADS_BOUNDS.get(context))
+            speedups = [
+                _speedup(times, (name, "absorbed"), bound, batch) for name, bound in zip(EXPORTS, least, strict=True)
+            ]
+            rows.append([_label(context, batch), f"{times['absorbed'] * 1e3:.1f}", *speedups[0], *speedups[1]])
+    head = [f"{_name(decoder)}, absorbed", "ms", *(text for name in EXPORTS for text in (f"{name}/absorbed", "least"))]
+    return table(head, rows)
 
 
 def prompts(gqa: Decoder, mla: Decoder, work: Effort) -> str:
@@ -255,11 +268,12 @@ def _exported(session: Any, now: State) -> dict[str, Running]:
     return {"export": grown(session, now)} if now.batch * now.context <= EXPORT_TOKENS else {}
 
 
-def _speedup(times: dict[str, float], ours: str, least: float, context: int, batch: int) -> list[str]:
-    if "export" not in times:
+def _speedup(times: dict[str, float], names: tuple[str, str], least: float | None, batch: int) -> list[str]:
+    """How many times as long the first takes, and the least that is meant to be."""
+    slow, own = names
+    if slow not in times:
         return ["-", "-"]
-    bound = f"{least:.0f}" if least and batch == 1 and context >= 1024 else "-"
-    return [f"{times['export'] / times[ours]:.1f}x", bound]
+    return [f"{times[slow] / times[own]:.1f}x", f"{least:.0f}" if least and batch == 1 else "-"]
 
 
 def _label(context: int, batch: int) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+from onnx import numpy_helper
 
 import custom_ort
 from ir_ops.dtypes import Array
@@ -46,6 +47,11 @@ class Decoder:
     def export(self) -> onnx.ModelProto:
         """The decoder as an exporter writes it: caches grow by Concat."""
         return build(self.model, Options(cache="growth"), RandomWeights(0))
+
+    @cached_property
+    def expanded(self) -> onnx.ModelProto:
+        """A decoder on latents as transformers 4 exports it: caches of keys and values of every head grow."""
+        return build(self.model, Options(cache="growth", expanded=True), RandomWeights(0))
 
     def converted(
         self, cache: Any, capacity: int = 0, kv_dtype: Any = None, expand_prompts: int = 0
@@ -111,6 +117,23 @@ def state(decoder: Decoder, batch: int, context: int, tokens: int = 1) -> State:
             heads, width = (entry.type.tensor_type.shape.dim[axis].dim_value for axis in (1, 3))
             rows[entry.name] = np.resize(block, (batch, heads, context, width))
     return State(rows, np.arange(batch * tokens).reshape(batch, tokens) % decoder.model.vocab)
+
+
+def of_heads(decoder: Decoder, now: State) -> State:
+    """The same state in caches of keys and values of every head."""
+    sizes = decoder.model.latent
+    assert sizes is not None
+    heads, both = decoder.model.heads, sizes.nope + sizes.value
+    kinds = [item for item in decoder.export.graph.initializer if list(item.dims) == [sizes.kv_rank, heads * both]]
+    rows = {}
+    for layer, weight in enumerate(kinds):
+        content, keys = (now.rows[f"past_key_values.{layer}.{part}"] for part in ("key", "value"))
+        wide = (content[:, 0] @ numpy_helper.to_array(weight)).reshape(now.batch, now.context, heads, both)
+        k_nope, values = np.split(wide.transpose(0, 2, 1, 3), [sizes.nope], axis=3)
+        spread = np.broadcast_to(keys, (*k_nope.shape[:3], sizes.rope))
+        rows[f"past_key_values.{layer}.key"] = np.concatenate([k_nope, spread], axis=3)
+        rows[f"past_key_values.{layer}.value"] = np.ascontiguousarray(values)
+    return State(rows, now.ids)
 
 
 @dataclass(frozen=True)

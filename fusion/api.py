@@ -13,12 +13,13 @@ from onnx_ir.passes.common import InlinePass
 from fusion import verification
 from fusion.candidate import Refused
 from fusion.decoder_verification import is_decoder, verify_decoder
-from fusion.engine import Found, Options, apply, count_ops, find
+from fusion.engine import apply, count_ops
 from fusion.folding import EXPERTS, Folded
 from fusion.model_io import Loaded, ModelLike, Weights, load, save, without_collector
 from fusion.normalise import tell_casts, unroll_sequences
 from fusion.result import FusionResult, Site, VerifyResult
 from fusion.rules import all_rules
+from fusion.search import Found, Options, find
 from fusion.surgery.decoder.convert import Cache, Conversion, convert
 from fusion.surgery.decoder.declared import declare_as_written
 from fusion.surgery.packing import Pack
@@ -170,7 +171,7 @@ def _planned(loaded: Loaded, options: Options) -> tuple[list[Site], Found]:
     """The sites of a model that is our own: they are put in place, only then is known what else reads a node."""
     _prepare(loaded.model)
     found = find(loaded.model, options, {} if loaded.folded is None else loaded.folded.stands_for)
-    return apply(loaded.model, found), found
+    return apply(loaded.model, found, report_only=True), found
 
 
 def _touches(found: Found, folded: Folded) -> bool:

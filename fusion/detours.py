@@ -6,6 +6,8 @@ afterwards. Only readers of what a fusion replaces stay in front: behind the idl
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, dims_of
@@ -13,6 +15,8 @@ from fusion.facts.idle import computed_alike, idle_source
 from fusion.facts.trial.settle import Survey
 
 _ASKING = ("Shape", "Size")
+_OF_SHAPES = (None, ir.DataType.INT64, ir.DataType.BOOL)
+"""Types of shapes, slots and masks."""
 
 Shortcut = tuple[ir.Node, int, ir.Value]
 """A node, which of its operands, and the value of equal content that recognition read there."""
@@ -51,9 +55,10 @@ class Detours:
 
     Args:
         view: of the graph; it has not been looked at yet.
+        joined: whether what is computed twice is read as one, see :meth:`has_copies_of_data`.
     """
 
-    def __init__(self, view: GraphView) -> None:
+    def __init__(self, view: GraphView, joined: bool = False) -> None:
         self._view = view
         self._survey: Survey | None = None
         self._before = list(view.graph)
@@ -63,10 +68,14 @@ class Detours:
         """Id of a node that was taken out -> its operands."""
         unread = (node for node in self._before if not any(item.uses() for item in node.outputs))
         self._take_out(list(unread))
+        if joined:
+            self._join_copies()
         self._past_copies()  # first: of an idle pair, one node may be there twice
         self._past_idle_nodes()
         if self._read:
             view.forget()  # numbers: what was told apart by an idle node is no longer
+        if joined:
+            self._join_copies()
         if self._past_copies():
             self._past_idle_nodes()
         if self._read:
@@ -91,6 +100,37 @@ class Detours:
                     self._lead(second.outputs[0], first.outputs[0])
                     self._take_out([second])
                     break
+
+    def copies(self) -> Iterator[tuple[ir.Node, ir.Node]]:
+        """Nodes that compute the same, the first of its kind first."""
+        first: dict[int, ir.Node] = {}
+        for node in self._view.graph:
+            if len(node.outputs) == 1 and node.op_type != "Constant":
+                like = first.setdefault(self._view.number(node.outputs[0]), node)
+                if like is not node:
+                    yield like, node
+
+    def has_copies_of_data(self) -> bool:
+        """Whether data is computed twice. Shapes, slots and masks do not count: exporters write such over and over.
+
+        As a rule each copy belongs to the place that reads it, a layer or a table of its own. But one place may read
+        both.
+        """
+        return any(
+            item is not None and item.dtype not in _OF_SHAPES
+            for _, node in self.copies()
+            if node.op_type not in _ASKING
+            for item in (*node.inputs, *node.outputs)
+        )
+
+    def _join_copies(self) -> None:
+        found: list[ir.Node] = []
+        for first, second in self.copies():
+            kept, left = (second, first) if second.outputs[0].is_graph_output() else (first, second)
+            if all(self._is_before(kept, use.node) for use in left.outputs[0].uses()):
+                self._lead(left.outputs[0], kept.outputs[0])
+                found.append(left)
+        self._take_out(found)
 
     def _past_copies(self) -> bool:
         """Of values that are computed twice, one for its shape alone, the shape is asked of the other.

@@ -1,219 +1,22 @@
-"""Finding, proving and putting in place the fusions of one graph."""
+"""Putting fusions that were found into a graph."""
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from fusion.candidate import BLOCK, Candidate, Refused, Rule
-from fusion.detours import Detours, Shortcut
-from fusion.emit import Emitter
-from fusion.facts.analysis import Facts, analyse
-from fusion.facts.graph import GraphView
-from fusion.facts.types import clear_types, fill_types
+from fusion.candidate import Candidate
+from fusion.facts.types import clear_types
 from fusion.once import compute_once
-from fusion.proof import Disproved, Prover
-from fusion.result import ASSUMPTIONS_KEY, Proof, Refusal, Site
-from fusion.rules import all_rules
+from fusion.result import ASSUMPTIONS_KEY, Proof, Site
+from fusion.search import Found
 from fusion.surgery import packing
 from fusion.surgery.packing import Pack
-from ir_ops.declaration import TensorSpec
 from ir_ops.ops import DOMAIN, DOMAIN_VERSION, OPS
-
-
-@dataclass
-class Options:
-    """How to fuse.
-
-    Attributes:
-        product: whose limits count.
-        only: operator names to consider; empty for all.
-        strict_slots: refuse sites that rely on slots not being negative.
-        pack: whether projections that an operator wants side by side become one.
-    """
-
-    product: str = "generic"
-    only: tuple[str, ...] = ()
-    strict_slots: bool = False
-    pack: Pack = "auto"
-
-
-@dataclass
-class Found:
-    """What was found in a graph: proven candidates with their proofs, and refusals.
-
-    ``typed`` are values that were given a type for the time of recognition, ``shortcuts`` are operands that were
-    read in front of nodes that change nothing, ``order`` is the position of each node.
-    """
-
-    proven: list[tuple[Candidate, Proof]] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
-    timings: dict[str, float] = field(default_factory=dict)
-    typed: list[ir.Value] = field(default_factory=list)
-    shortcuts: list[Shortcut] = field(default_factory=list)
-    order: dict[int, int] = field(default_factory=dict)
-
-
-def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Inputs, initializers and results of a graph and of its subgraphs."""
-    yield from graph.inputs
-    yield from graph.initializers.values()
-    for node in graph.all_nodes():
-        yield from node.outputs
-
-
-def find(model: ir.Model, options: Options, stands_for: Mapping[str, int] | None = None) -> Found:
-    """Matches and proves all rules, those of larger operators first; the model is not changed.
-
-    A rule sees what the fusions accepted before it leave. A candidate that is refused leaves its place to smaller ones.
-
-    Args:
-        stands_for: result of a node -> for how many nodes it stands in a folded model (:mod:`fusion.folding`).
-    """
-    found = Found()
-    started = time.perf_counter()
-    found.typed = fill_types(model.graph)
-    found.order = {id(node): place for place, node in enumerate(model.graph)}
-    taken = {value.name for value in all_values(model.graph) if value.name}
-    view = GraphView(model.graph, model.opset_imports.get("", 0))
-    view.stands_for = stands_for or {}
-    detours = Detours(view)
-    facts = analyse(view)
-    found.timings = {"facts": time.perf_counter() - started, "match": 0.0, "prove": 0.0}
-    search = _Search(facts, options, found, taken)
-    for rule in all_rules():
-        if not options.only or rule.op in options.only:
-            search.run(rule)
-    found.refusals += search.refusals()
-    found.shortcuts = detours.end()
-    facts.view.forget()
-    return found
-
-
-class _Search:
-    """One search: what is accepted so far, and which refused places still wait for a smaller operator."""
-
-    def __init__(self, facts: Facts, options: Options, found: Found, taken: set[str]) -> None:
-        self.facts, self.options, self.found, self.taken = facts, options, found, taken
-        self._prover = Prover(facts.view)
-        self._written: dict[int, Candidate] = {}
-        self._refused: list[tuple[Refusal, Candidate | None]] = []
-
-    def run(self, rule: Rule) -> None:
-        """Matches, proves and accepts the candidates of one rule."""
-        emitters: list[Emitter] = []
-
-        def new_emitter(prefix: str) -> Emitter:
-            emitters.append(Emitter(prefix, self.taken))
-            return emitters[-1]
-
-        started = time.perf_counter()
-        candidates, refusals = rule.match(self.facts.left(), new_emitter)
-        matched = time.perf_counter()
-        self._refused += [(refusal, None) for refusal in refusals]
-        accepted = {id(candidate.emitter) for candidate in candidates if self._accept(candidate)}
-        for emitter in emitters:
-            if id(emitter) not in accepted:
-                emitter.discard()
-        self.found.timings["match"] += matched - started
-        self.found.timings["prove"] += time.perf_counter() - matched
-
-    def refusals(self) -> list[Refusal]:
-        """All refusals but those of places where a smaller operator of the same kind stands now."""
-        standing = self.facts.standing
-        return [
-            refusal
-            for refusal, candidate in self._refused
-            if candidate is None
-            or candidate.size >= BLOCK
-            or not all(standing.is_replaced(old) for old, _ in candidate.replaced)
-        ]
-
-    def _accept(self, candidate: Candidate) -> bool:
-        proof = self._proof(candidate)
-        if proof is None:
-            return False
-        self.found.proven.append((candidate, proof))
-        delivered = [*candidate.replaced, *candidate.shapes]
-        self.facts.standing.accept(delivered, candidate.emitter.nodes, candidate.stand_ins)
-        self._written |= {id(buffer): candidate for buffer in _buffers(candidate)}
-        return True
-
-    def _proof(self, candidate: Candidate) -> Proof | None:
-        try:
-            self._refuse_contradictions(candidate)
-            _refuse_slots(candidate, self.options)
-            proof, specs = self._prover.prove(candidate)
-            candidate.specs = specs
-            _refuse_violations(candidate, specs, self.options.product)
-        except Refused as refused:
-            place = candidate.replaced[0][0]
-            refusal = refused.refusal(self.facts.view, candidate.op, place, candidate.layer)
-        except Disproved as error:
-            refusal = Refusal(
-                "proof-failed",
-                candidate.place,
-                candidate.layer,
-                candidate.op,
-                error.what,
-                error.found,
-                error.wanted,
-                error.hint or "report this graph: facts and numbers disagree",
-            )
-        else:
-            return proof
-        self._refused.append((refusal, candidate))
-        return None
-
-    def _refuse_contradictions(self, candidate: Candidate) -> None:
-        """Two fusions must not deliver one value, nor write one buffer."""
-        standing = self.facts.standing
-        for old, _ in candidate.replaced:
-            if not standing.stands(old):
-                raise Refused(
-                    "claimed", f"no other fused operator delivers {old.name}", "one that does", "one operator", "", old
-                )
-        for buffer in _buffers(candidate):
-            other = self._written.get(id(buffer))
-            if other is not None:
-                raise Refused(
-                    "alias-two-writers", f"one operator writes {buffer.name} in place", f"{other.op} as well",
-                    "one operator", "", buffer,
-                )  # fmt: skip
-
-
-def _buffers(candidate: Candidate) -> list[ir.Value]:
-    """Values of the graph that the fused node writes in place, seen through new Reshapes."""
-    found = []
-    for entry, item in zip(OPS[candidate.op].inputs, candidate.node.inputs, strict=False):
-        value = item
-        while value is not None and (node := value.producer()) is not None and node.graph is None:
-            value = node.inputs[0] if node.op_type == "Reshape" else None
-        if entry.ref and value is not None:
-            found.append(value)
-    return found
-
-
-def _refuse_slots(candidate: Candidate, options: Options) -> None:
-    if options.strict_slots and any(text.startswith("slots >= 0") for text in candidate.assumptions):
-        raise Refused(
-            "slots-negative", "the graph skips a slot of -1 as the operator does", "no guard for negative slots",
-            "a guard, or fusing without --strict-slots", "guard the write with Where, or promise slots >= 0",
-        )  # fmt: skip
-
-
-def _refuse_violations(candidate: Candidate, specs: Mapping[str, TensorSpec], product: str) -> None:
-    """The operator's contract, and the limits of the product."""
-    for violation in OPS[candidate.op].check(specs, candidate.attrs, product):
-        if violation.severity == "error" or violation.changes_result:
-            limit = f"a limit of product {product}" if product != "generic" else "the operator contract"
-            raise Refused(violation.id, violation.text, violation.found, violation.wanted, limit)
 
 
 def site_of(candidate: Candidate, proof: Proof, removed: int) -> Site:
@@ -233,32 +36,35 @@ def site_of(candidate: Candidate, proof: Proof, removed: int) -> Site:
     )
 
 
-def apply(model: ir.Model, found: Found, pack: Pack = "auto") -> list[Site]:
+def apply(model: ir.Model, found: Found, pack: Pack = "auto", *, report_only: bool = False) -> list[Site]:
     """Puts all proven candidates into the graph, in place, and removes what nobody reads any more.
 
     Args:
         pack: whether projections that fused operators want side by side are packed into one.
+        report_only: the model is not wanted afterwards: nodes may stay that nobody reads, in any order.
     """
-    graph = model.graph
+    graph, candidates = model.graph, [candidate for candidate, _ in found.proven]
     _keep_shortcuts(found)
     # what fused nodes read and deliver keeps its type: their bodies are made for it
-    needed = {id(item) for candidate, _ in found.proven for node in candidate.emitter.nodes for item in node.inputs}
+    needed = {id(item) for candidate in candidates for node in candidate.emitter.nodes for item in node.inputs}
     clear_types([value for value in found.typed if id(value) not in needed])
-    starts = _starts((candidate for candidate, _ in found.proven), found.order)
-    for candidate, _ in found.proven:
+    starts = _starts(candidates, found.order)
+    for candidate in candidates:
         _insert(graph, candidate, found.order, starts)
         _tell_ranks(candidate)
-    removed = {id(candidate): len(candidate.region) for candidate, _ in found.proven}
-    if found.proven:
-        model.opset_imports.setdefault(DOMAIN, DOMAIN_VERSION)
-        compute_once(candidate for candidate, _ in found.proven)
+    if not candidates:
+        return []
+    model.opset_imports.setdefault(DOMAIN, DOMAIN_VERSION)
+    compute_once(candidates)
+    if not report_only or any(candidate.joins for candidate in candidates):
         _tidy(model)
-        if _pack(graph, [candidate for candidate, _ in found.proven], pack):
+        if _pack(graph, candidates, pack):
             _tidy(model)
-        alive = {id(node) for node in graph.all_nodes()}
-        for candidate, _ in found.proven:
-            removed[id(candidate)] = sum(id(node) not in alive for node in candidate.region)
-    return [site_of(candidate, proof, removed[id(candidate)]) for candidate, proof in found.proven]
+    read = _read(graph)
+    return [
+        site_of(candidate, proof, sum(id(node) not in read for node in candidate.region))
+        for candidate, proof in found.proven
+    ]
 
 
 def _keep_shortcuts(found: Found) -> None:
@@ -285,6 +91,32 @@ def _tidy(model: ir.Model) -> None:
     """Sorts the main graph and removes what nobody reads, which goes from the last node to the first."""
     model.graph.sort()
     RemoveUnusedNodesPass()(model)
+
+
+def _read(graph: ir.Graph) -> set[int]:
+    """Ids of the nodes from which a result of the graph is computed."""
+    found: set[int] = set()
+    pending = [item.producer() for item in graph.outputs]
+    while pending:
+        node = pending.pop()
+        if node is None or id(node) in found:
+            continue
+        found.add(id(node))
+        readers = [node, *(inner for part in _parts(node) for inner in part.all_nodes())]
+        pending += [item.producer() for reader in readers for item in reader.inputs if item is not None]
+        pending += [item.producer() for part in _parts(node) for item in part.outputs]
+    return found
+
+
+def _parts(node: ir.Node) -> list[ir.Graph]:
+    """The subgraphs of a node."""
+    found: list[ir.Graph] = []
+    for attr in node.attributes.values():
+        if attr.type == ir.AttributeType.GRAPH:
+            found.append(attr.as_graph())
+        elif attr.type == ir.AttributeType.GRAPHS:
+            found += attr.as_graphs()
+    return found
 
 
 def _pack(graph: ir.Graph, candidates: list[Candidate], how: Pack) -> bool:

@@ -94,7 +94,9 @@ class _Parts:
         self.nodes = list(graph.node)
         self._names = names
         self._constants = {item.name: item for item in graph.initializer if item.name not in given}
-        self._told = [_told(node) for node in self.nodes]
+        self._told = [
+            _told(node) if len(given) == 1 else None for node, (_, given) in zip(self.nodes, names, strict=True)
+        ]
         """What a node does; None for what an expert has none of."""
 
     def alike(self) -> Iterator[tuple[int, int, int]]:
@@ -145,9 +147,10 @@ class _Parts:
 
 def _told(node: NodeProto) -> _Key | None:
     """Type and attributes of a node that an expert may have."""
-    op_type, attributes = node.op_type, node.attribute
-    if op_type not in _PLAIN or node.domain or len(node.output) != 1:
+    op_type = node.op_type
+    if op_type not in _PLAIN or node.domain:
         return None
+    attributes = node.attribute
     return (op_type, *[item.SerializeToString() for item in attributes]) if attributes else (op_type,)
 
 
@@ -156,7 +159,7 @@ def _has_subgraph(node: NodeProto) -> bool:
 
 
 def _content(tensor: TensorProto) -> _Key:
-    dims = tuple(tensor.dims)
+    dims = tuple(tensor.dims[:])  # a slice is made at once, a tuple item by item
     if tensor.data_location == TensorProto.EXTERNAL or math.prod(dims) > _SMALL:
         return ("weight", tensor.data_type, dims)
     unnamed = TensorProto()

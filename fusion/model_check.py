@@ -7,6 +7,7 @@ external weight file is looked at with ``stat`` alone. Faults raise `BadModel`; 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def _check_graph(graph: onnx.GraphProto, outer: frozenset[str], context: Context
     for tensor in graph.initializer:
         if not tensor.name:
             raise context.fault("an initializer has no name")
-        check_tensor(tensor, f"initializer {tensor.name!r}", context)
+        check_tensor(tensor, partial(_initializer, tensor), context)
     available = {item.name for item in graph.input} | {item.name for item in graph.initializer}
     outputs = _check_nodes(graph.node, available, outer, context)
     for item in graph.output:
@@ -113,12 +114,16 @@ def _check_graph(graph: onnx.GraphProto, outer: frozenset[str], context: Context
             )
 
 
+def _initializer(tensor: onnx.TensorProto) -> str:
+    return f"initializer {tensor.name!r}"
+
+
 def _check_nodes(
     nodes: Iterable[onnx.NodeProto], available: set[str], outer: frozenset[str], context: Context
 ) -> set[str]:
     """Checks nodes of one graph or function; gives all names defined in it."""
     nodes = list(nodes)
-    names = [([*node.input], [*node.output]) for node in nodes]
+    names = [(node.input[:], node.output[:]) for node in nodes]  # a slice is made at once, a list item by item
     if not context.findings.names:
         context.findings.names = names
     producer = {name: index for index, (_, given) in enumerate(names) for name in given if name}
@@ -128,15 +133,18 @@ def _check_nodes(
     inner = frozenset(defined | outer)
     seen = {*available, ""}
     unsorted = False
+    kinds, issuperset = context.kinds, seen.issuperset
     for index, (node, (read, given)) in enumerate(zip(nodes, names, strict=True)):
-        if not seen.issuperset(read) and not outer.issuperset(set(read) - seen):
+        if not issuperset(read) and not outer.issuperset(set(read) - seen):
             for name in read:
                 if name not in seen and name not in outer and name not in producer:
                     raise context.fault(
                         "a node reads a value that nothing produces", found=f"{name!r} in {describe(node, index)}"
                     )
             unsorted = True
-        _check_node(node, index, read, inner, context)
+        kind = kinds.get((node.domain, node.op_type)) or _kind(node, index, context)
+        if not kind.low <= len(read) <= kind.high or "" in read or kind.unknown or node.attribute:
+            _check_node(node, index, read, kind, inner, context)
         seen.update(given)
     if unsorted:
         _refuse_cycle(nodes, producer, context)
@@ -201,9 +209,11 @@ def _all_inputs(node: onnx.NodeProto) -> Iterator[str]:
                 yield from _all_inputs(inner)
 
 
-def _check_node(node: onnx.NodeProto, index: int, read: list[str], names: frozenset[str], context: Context) -> None:
+def _check_node(
+    node: onnx.NodeProto, index: int, read: list[str], kind: Kind, names: frozenset[str], context: Context
+) -> None:
     """Checks a node that reads these values, "" for an input that is not given."""
-    kind, count = context.kinds.get((node.domain, node.op_type)) or _kind(node, index, context), len(read)
+    count = len(read)
     if not kind.low <= count <= kind.high:
         wanted = str(kind.low) if kind.low == kind.high else f"{kind.low} to {kind.high}"
         raise context.fault(f"{describe(node, index)} has a wrong number of inputs", found=str(count), wanted=wanted)
@@ -273,9 +283,9 @@ def _check_attribute(
     if holder is not None and not attribute.HasField(holder):
         raise context.fault(f"{where()} has no value", wanted=names.Name(attribute.type))
     if attribute.type == AttributeProto.TENSOR:
-        check_tensor(attribute.t, where(), context)
+        check_tensor(attribute.t, where, context)
     for tensor in attribute.tensors:
-        check_tensor(tensor, where(), context)
+        check_tensor(tensor, where, context)
 
 
 def _check_functions(model: onnx.ModelProto, context: Context) -> None:

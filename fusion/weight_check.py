@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -87,24 +87,23 @@ class Context:
 
 
 def unique(names: Iterable[str], kind: str, context: Context) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise context.fault(f"{kind}: one name is given twice", found=repr(name), wanted="unique names")
-        seen.add(name)
+    given = list(names)
+    if len(set(given)) < len(given):
+        name = next(name for name, count in Counter(given).items() if count > 1)
+        raise context.fault(f"{kind}: one name is given twice", found=repr(name), wanted="unique names")
 
 
-def check_tensor(tensor: TensorProto, where: str, context: Context) -> None:
+def check_tensor(tensor: TensorProto, where: Callable[[], str], context: Context) -> None:
     """Refuses a tensor whose type is unknown or whose data (inside, or in a file) does not fit its shape."""
     text = tensor.data_type == TensorProto.STRING
     bits = 0 if text else _bits(tensor.data_type)
     if bits is None:
         raise context.fault(
-            f"{where} has an unknown element type", found=str(tensor.data_type), wanted="a TensorProto data type"
+            f"{where()} has an unknown element type", found=str(tensor.data_type), wanted="a TensorProto data type"
         )
-    dims = list(tensor.dims)
-    if min(dims, default=0) < 0:
-        raise context.fault(f"{where} has a negative size", found=str(dims))
+    dims = tensor.dims[:]
+    if dims and min(dims) < 0:
+        raise context.fault(f"{where()} has a negative size", found=str(dims))
     count = math.prod(dims)
     expected = (count * bits + 7) // 8
     if tensor.data_location == TensorProto.EXTERNAL:
@@ -112,7 +111,7 @@ def check_tensor(tensor: TensorProto, where: str, context: Context) -> None:
     elif tensor.HasField("raw_data"):
         if text or len(tensor.raw_data) != expected:
             raise context.fault(
-                f"{where} has data of a wrong size",
+                f"{where()} has data of a wrong size",
                 found=f"{len(tensor.raw_data)} bytes",
                 wanted=f"{expected} bytes for {dims}",
             )
@@ -121,7 +120,7 @@ def check_tensor(tensor: TensorProto, where: str, context: Context) -> None:
         wanted = count * _VALUES_PER_ELEMENT.get(tensor.data_type, 1)
         if values not in (wanted, expected if bits < 8 and not text else wanted):
             raise context.fault(
-                f"{where} has data of a wrong size",
+                f"{where()} has data of a wrong size",
                 found=f"{values} values",
                 wanted=f"{wanted} for {dims}",
             )
@@ -136,20 +135,20 @@ def _bits(number: int) -> int | None:
         return None
 
 
-def _check_external(tensor: TensorProto, expected: int, where: str, context: Context) -> None:
+def _check_external(tensor: TensorProto, expected: int, where: Callable[[], str], context: Context) -> None:
     facts = {entry.key: entry.value for entry in tensor.external_data}
     location = facts.get("location", "")
     if not location:
-        raise context.fault(f"{where} is external without a location")
+        raise context.fault(f"{where()} is external without a location")
     try:
         offset, length = int(facts.get("offset", 0)), int(facts.get("length", expected))
     except ValueError:
-        raise context.fault(f"{where} has an external offset or length that is no number", found=str(facts)) from None
+        raise context.fault(f"{where()} has an external offset or length that is no number", found=str(facts)) from None
     if offset < 0 or length < expected:
         raise context.fault(
-            f"{where} has external data of a wrong size",
+            f"{where()} has external data of a wrong size",
             found=f"offset {offset}, length {length}",
-            wanted=f"{expected} bytes for {list(tensor.dims)}",
+            wanted=f"{expected} bytes for {tensor.dims[:]}",
         )
     context.findings.locations[location] = None
     if context.folder is None or not expected:
@@ -159,7 +158,7 @@ def _check_external(tensor: TensorProto, expected: int, where: str, context: Con
         context.missing.setdefault(context.path(location), []).append(tensor.name)
     elif size < offset + length:
         raise context.fault(
-            f"{where} lies beyond the end of its weight file",
+            f"{where()} lies beyond the end of its weight file",
             found=f"{context.path(location)} of {size} bytes",
             wanted=f"at least {offset + length} bytes",
         )

@@ -19,6 +19,7 @@ class Step:
         cos, sin: ``[b, S, D]``.
         absorbed: ``""``, ``einsum`` or ``matmul``: how queries of latent attention are taken into the latent.
         interleaved: DeepSeek-V3's rotation of neighbouring columns, else of halves.
+        expanded: whether the caches hold keys and values of every head, as transformers 4 writes latent attention.
     """
 
     g: Graph
@@ -28,6 +29,7 @@ class Step:
     sin: Tensor
     absorbed: str = ""
     interleaved: bool = True
+    expanded: bool = False
 
 
 def grouped(step: Step, x: Tensor, layer: int) -> Tensor:
@@ -74,7 +76,10 @@ def _joined(g: Graph, x: Tensor, dims: Dims) -> Tensor:
 
 
 def latent(step: Step, x: Tensor, layer: int) -> Tensor:
-    """Multi-head latent attention for x ``[B, S, H]``; the caches hold the normalised latent and the rotated key."""
+    """Multi-head latent attention for x ``[B, S, H]``.
+
+    The caches hold the normalised latent and the rotated key; ``expanded``: keys and values of every head.
+    """
     g, model, sizes = step.g, step.model, step.model.latent
     assert sizes is not None
     prefix = f"m.model.layers.{layer}.self_attn"
@@ -92,18 +97,21 @@ def latent(step: Step, x: Tensor, layer: int) -> Tensor:
     if step.interleaved and model.family != "deepseek_v2":
         rotate = rotate_interleaved
     q_rope, key = rotate(g, q_rope, step.cos, step.sin), rotate(g, key, step.cos, step.sin)
-    content, keys = step.cache.write(layer, 0, rows), step.cache.write(layer, 1, key)
     scale = width**-0.5 * (model.yarn.gain(model.yarn.mscale_all_dim) ** 2 if model.yarn else 1.0)
+    if not step.expanded:
+        rows, key = step.cache.write(layer, 0, rows), step.cache.write(layer, 1, key)
     if step.absorbed:
-        return _merged(step, _absorbed(step, sizes, (q_nope, q_rope), (content, keys), scale))
+        return _merged(step, _absorbed(step, sizes, (q_nope, q_rope), (rows, key), scale))
     q = g.op("Concat", [q_nope, q_rope], q.dims, axis=-1)
-    k, v = _expanded(step, sizes, content, keys)
+    k, v = _expanded(step, sizes, rows, key)
+    if step.expanded:
+        k, v = step.cache.write(layer, 0, k), step.cache.write(layer, 1, v)
     read = _attend(step, q, (k, k.dims), v, math.sqrt(scale))
     return _merged(step, g.reshape(read, read.dims))
 
 
 def _expanded(step: Step, sizes: Latent, content: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys ``[B, N, L, nope + rope]`` and values ``[B, N, L, value]`` of every head, from the whole cache."""
+    """Keys ``[B, N, L, nope + rope]`` and values ``[B, N, L, value]`` of every head, from latents and rotated keys."""
     g, heads = step.g, step.model.heads
     batch, _, length, _ = content.dims
     both, width = sizes.nope + sizes.value, sizes.nope + sizes.rope
@@ -111,6 +119,9 @@ def _expanded(step: Step, sizes: Latent, content: Tensor, keys: Tensor) -> tuple
     view = g.transpose(g.reshape(wide, (batch, length, heads, both)), 0, 2, 1, 3)
     k_nope, v = g.split(view, [sizes.nope, sizes.value], 3)
     dims: Dims = (batch, heads, length, width)
+    spread = g.op("Expand", [keys, g.constant([1, heads, 1, 1])], (batch, heads, length, sizes.rope))
+    if step.expanded:
+        return g.op("Concat", [k_nope, spread], dims, axis=-1), v
 
     def empty() -> Tensor:
         zero = zero_tensor(k_nope.dtype)
@@ -120,7 +131,6 @@ def _expanded(step: Step, sizes: Latent, content: Tensor, keys: Tensor) -> tuple
     base = g.once("new_empty", empty)
     index = [g.constant([[row] for row in rows]) for rows in (range(sizes.nope), range(sizes.nope, width))]
     first = g.op("ScatterND", [base, index[0], g.transpose(k_nope, 3, 1, 2, 0)], base.dims, reduction="none")
-    spread = g.op("Expand", [keys, g.constant([1, heads, 1, 1])], (batch, heads, length, sizes.rope))
     second = [g.op("Identity", [first], first.dims), index[1], g.transpose(spread, 3, 1, 2, 0)]
     done = g.op("ScatterND", second, base.dims, reduction="none")
     return g.transpose(done, 3, 1, 2, 0, name=g.fresh("slice_scatter")), v

@@ -34,6 +34,7 @@ class Options:
         pages, page: pages of a paged cache and rows of each; 0 pages for as many as two sequences need.
         absorbed: "", einsum or matmul, for latent attention.
         interleaved: DeepSeek-V3's rotation of neighbouring columns.
+        expanded: growing caches of latent attention hold keys and values of every head (transformers 4, optimum).
         opset: 18 to 23.
     """
 
@@ -45,6 +46,7 @@ class Options:
     page: int = 16
     absorbed: str = ""
     interleaved: bool = True
+    expanded: bool = False
     opset: int = 18
 
 
@@ -66,21 +68,29 @@ def build(model: Architecture, options: Options, weights: Weights) -> onnx.Model
     _check(model, options)
     g = Graph(options.opset, weights)
     cache = _cache(g, options)
-    heads, widths = (1, (model.latent.kv_rank, model.latent.rope)) if model.latent else (
-        model.kv_heads, (model.head_dim, model.head_dim)
-    )  # fmt: skip
+    heads, widths = _cached(model, options)
     for layer in range(model.layers):
         cache.declare(layer, heads, widths, options.dtype)
     table = g.weight(options.dtype, (model.vocab, model.hidden), "m.model.embed_tokens.weight")
     x = g.op("Gather", [table, cache.ids], (*cache.ids.dims, model.hidden), name="embedding", axis=0)
     g.once("mask", cache.mask)
     cos, sin = cos_and_sin(g, model, cache.positions(), options.dtype)
-    step = Step(g, model, cache, cos, sin, options.absorbed, options.interleaved)
+    step = Step(g, model, cache, cos, sin, options.absorbed, options.interleaved, options.expanded)
     for layer in range(model.layers):
         x = _layer(step, x, layer)
     logits = g.linear(rms_norm(g, x, model.epsilon, "m.model.norm.weight"), model.vocab, name="logits")
     g.output(logits, first=True)
     return g.model
+
+
+def _cached(model: Architecture, options: Options) -> tuple[int, tuple[int, int]]:
+    """Heads of the caches, and columns of keys and values."""
+    latent = model.latent
+    if latent is None:
+        return model.kv_heads, (model.head_dim, model.head_dim)
+    if options.expanded:
+        return model.heads, (latent.nope + latent.rope, latent.value)
+    return 1, (latent.kv_rank, latent.rope)
 
 
 def _layer(step: Step, x: Tensor, layer: int) -> Tensor:
@@ -109,6 +119,12 @@ def _check(model: Architecture, options: Options) -> None:
         raise BadUsage("the exporter's spelling is known for some opsets", found=str(options.opset), wanted="18 to 23")
     if options.absorbed and model.latent is None:
         raise BadUsage("only latent attention can be absorbed", found=model.family, wanted="a DeepSeek model")
+    if options.expanded and (model.latent is None or options.absorbed or options.cache != "growth"):
+        raise BadUsage(
+            "only growing caches of latent attention that is not absorbed can be expanded",
+            found=f"{model.family}, {options.cache} caches{', absorbed' if options.absorbed else ''}",
+            wanted="a DeepSeek model with growing caches",
+        )
     if options.cache == "paged" and options.length % options.page:
         raise BadUsage("a block table spans whole pages", found=f"{options.length} rows", wanted=f"n * {options.page}")
     if model.kv_heads and model.heads % model.kv_heads:

@@ -199,6 +199,8 @@ class Call:
             _check_port(port, declared[port.input], plan.block_size, where)
         self._other = [name for name in outputs if name not in {port.output for port in plan.caches}]
         self._io = session.io_binding()
+        self._bound: tuple[slice, list[Array]] | None = None
+        """The pages that the caches are bound with, and their arrays: onnxruntime keeps pointers only."""
 
     def check_ids(self, rows: Sequence[Array]) -> None:
         """Refuses what the model would wrap around instead of refusing itself.
@@ -222,19 +224,14 @@ class Call:
         Raises:
             BadInput: onnxruntime or an operator refuses the run.
         """
-        arrays = {}  # onnxruntime keeps pointers only
+        arrays = {}  # kept until the run has ended: onnxruntime keeps pointers only
         for role, name in self._plan.inputs.items():
-            arrays[name] = np.ascontiguousarray(batch.inputs[role], self._types[name].np)
-        for port in self._plan.caches:
-            arrays[port.input] = caches[port.input][batch.window]
-        for name, array in arrays.items():
-            self._io.bind_input(name, "cpu", 0, element_type(array).onnx, list(array.shape), array.ctypes.data)
+            arrays[name] = array = np.ascontiguousarray(batch.inputs[role], self._types[name].np)
+            self._io.bind_input(name, "cpu", 0, self._types[name].onnx, array.shape, array.ctypes.data)
         for name in self._other:
             self._io.bind_output(name, "cpu")
-        for port in self._plan.caches:
-            array = arrays[port.input]
-            number = element_type(array).onnx
-            self._io.bind_output(port.output, "cpu", 0, number, list(array.shape), array.ctypes.data)
+        if self._bound is None or self._bound[0] != batch.window:
+            self._bound = batch.window, self._bind_caches(caches, batch.window)
         try:
             self._session.run_with_iobinding(self._io)
         except Exception as error:
@@ -243,3 +240,12 @@ class Call:
         logits = view_of(self._io.get_outputs()[place])
         picked: Array = logits[batch.rows, batch.last]  # a copy: the value dies with the next run
         return picked
+
+    def _bind_caches(self, caches: Mapping[str, Array], window: slice) -> list[Array]:
+        """Binds each cache and its output to one memory: it takes longer than all else that a call does itself."""
+        arrays = [caches[port.input][window] for port in self._plan.caches]
+        for port, array in zip(self._plan.caches, arrays, strict=True):
+            memory = ("cpu", 0, element_type(array).onnx, array.shape, array.ctypes.data)
+            self._io.bind_input(port.input, *memory)
+            self._io.bind_output(port.output, *memory)
+        return arrays

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Hashable, Mapping
+from collections.abc import Container, Hashable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -284,6 +284,14 @@ def by_kind_float(tensor: ir.TensorProtocol) -> bool:
         return by_onnx(int(tensor.dtype)).is_float
     except KeyError:
         return False
+
+
+def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Inputs, initializers and results of a graph and of its subgraphs."""
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph.all_nodes():
+        yield from node.outputs
 
 
 def uses(value: ir.Value) -> list[tuple[ir.Node, int]]:

@@ -9,18 +9,26 @@ have one trial number, so that a layer with 256 of them is evaluated like a laye
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from hashlib import blake2b
 from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
 
+from ir_ops.ops import DOMAIN
+
 COMMUTATIVE = frozenset(("Add", "Mul", "Max", "Min", "Equal", "And", "Or"))
 RANDOM = frozenset(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
-                     "Bernoulli", "Dropout"))  # fmt: skip
+                     "Bernoulli", "Dropout", "BiasDropout", "BitmaskDropout", "BitmaskBiasDropout",
+                     "Sampling"))  # fmt: skip
 """Operators that may give something else each time."""
+_TELLING = frozenset(("", "ai.onnx", "com.microsoft", DOMAIN))
+"""Domains of whose operators it is known that the others do not."""
 _SQUARE = "square"
 SMALL = 64
 """Float constants up to this many elements may be read, and only then when they are masks or scalars."""
+LARGE = 1 << 22
+"""Bytes of the longest constant of which it is asked whether another has the same content: tables are shorter."""
 
 
 class View(Protocol):
@@ -138,7 +146,7 @@ class Numbering:
 
 def _kind(node: ir.Node) -> tuple[Hashable, ...]:
     """What a node does with its operands; a node with subgraphs is like no other."""
-    if node.op_type in RANDOM:
+    if node.op_type in RANDOM or node.domain not in _TELLING:
         return ("node", id(node))
     frozen = sorted((name, _frozen(attr)) for name, attr in node.attributes.items()) if node.attributes else ()
     if any(item is None for _, item in frozen):
@@ -147,7 +155,7 @@ def _kind(node: ir.Node) -> tuple[Hashable, ...]:
 
 
 def exact_leaf(view: View) -> Callable[[ir.Value], Hashable]:
-    """Short constants of the file by content, external ones by place, everything else by identity."""
+    """Constants of the file by content (the largest by identity), external ones by place, the rest by identity."""
 
     def leaf(value: ir.Value) -> Hashable:
         tensor = view.tensor(value)
@@ -155,9 +163,10 @@ def exact_leaf(view: View) -> Callable[[ir.Value], Hashable]:
             return ("value", id(value))
         if isinstance(tensor, ir.ExternalTensor):
             return ("external", tensor.location, tensor.offset, int(tensor.dtype), tuple(tensor.shape))
-        if tensor.size > SMALL:
+        if tensor.nbytes > LARGE:
             return ("value", id(value))
-        return _content(np.asarray(tensor.numpy()))
+        content = _content(np.asarray(tensor.numpy()))
+        return content if tensor.size <= SMALL else (*content[:-1], blake2b(tensor.tobytes()).digest())
 
     return leaf
 

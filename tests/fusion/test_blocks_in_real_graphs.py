@@ -17,7 +17,7 @@ GRAPHS = {
     "dsv3_optimum_fp32_expandedcache": {"AddRmsNorm": 2, "RmsNorm": 3, "InterleaveRope": 2, "SwiGlu": 1},
     "qwen2_ts17_ortdynint8_dyncache": {"AddRmsNorm": 2, "RmsNorm": 1, "ApplyRotaryPosEmb": 1, "SwiGlu": 1},
     "qwen3_dynamo23_bf16_dyncache": {"AddRmsNorm": 2, "RmsNorm": 3, "ApplyRotaryPosEmb": 1, "SwiGlu": 1},
-    "qwen3_dynamo23_fp32_dyncache": {"AddRmsNorm": 2, "RmsNorm": 3, "RotaryPositionEmbedding": 2, "SwiGlu": 1},
+    "qwen3_dynamo23_fp32_dyncache": {"AddRmsNorm": 2, "RmsNorm": 3, "ApplyRotaryPosEmb": 1, "SwiGlu": 1},
     "qwen3_genai_int4": {"AddRmsNorm": 2, "RmsNorm": 3, "SwiGlu": 1},
     "qwen3_hfexporter_ortfusions_cpu_fp32": {"AddRmsNorm": 2, "RmsNorm": 3, "RotaryPositionEmbedding": 2, "SwiGlu": 1},
     "qwen3_ts17_fp32_dyncache": {"AddRmsNorm": 2, "RmsNorm": 3, "ApplyRotaryPosEmb": 1, "SwiGlu": 1},

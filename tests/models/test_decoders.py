@@ -129,6 +129,31 @@ def test_both_absorptions_agree(tmp_path: Path) -> None:
     assert np.allclose(*found, rtol=0, atol=1e-5)
 
 
+def test_caches_of_latents_and_of_heads_give_the_same_logits() -> None:
+    """Two tokens after none, then one: the latents of the first are expanded again, the heads are kept."""
+    model, rng, found = toy("deepseek-v3"), np.random.default_rng(0), []
+    ids = rng.integers(0, model.vocab, (BATCH, 3))
+    for expanded in (False, True):
+        built = build(model, Options(cache="growth", expanded=expanded), RandomWeights(3))
+        session = onnxruntime.InferenceSession(built.SerializeToString())
+        past = {
+            entry.name: np.zeros((BATCH, entry.shape[1], 0, entry.shape[3]), np.float32)
+            for entry in session.get_inputs()
+            if entry.name.startswith("past")
+        }
+        widths = [rows.shape[1::2] for rows in past.values()][:2]
+        assert widths == ([(2, 192), (2, 128)] if expanded else [(1, 512), (1, 64)])
+        for tokens in (slice(0, 2), slice(2, 3)):
+            given = {
+                "input_ids": ids[:, tokens], "attention_mask": np.ones((BATCH, tokens.stop), np.int64),
+                "position_ids": np.tile(np.arange(tokens.start, tokens.stop), (BATCH, 1)),
+            }  # fmt: skip
+            logits, *rows = session.run(None, given | past)
+            past = dict(zip(past, rows, strict=True))
+        found.append(logits)
+    assert np.allclose(*found, rtol=0, atol=1e-5)
+
+
 def test_opset_23_has_norms_as_operators() -> None:
     counted = ops(build(toy("qwen3"), Options(opset=23), RandomWeights(0)))
     assert counted["RMSNormalization"] == 9 and not counted["ReduceMean"]
@@ -173,6 +198,9 @@ def test_the_weight_file_is_holes(tmp_path: Path) -> None:
     ("model", "options", "reason"),
     [
         (toy("qwen3"), Options(absorbed="einsum"), "only latent attention can be absorbed"),
+        (toy("qwen3"), Options(cache="growth", expanded=True), "found qwen3, growth caches"),
+        (toy("deepseek-v3"), Options(expanded=True), "found deepseek_v3, static caches, wanted a DeepSeek model with"),
+        (toy("deepseek-v3"), Options(cache="growth", expanded=True, absorbed="matmul"), "growth caches, absorbed"),
         (toy("qwen3"), Options(cache="ring"), "unknown form of cache; found ring"),
         (toy("qwen3"), Options(opset=17), "found 17, wanted 18 to 23"),
         (toy("qwen3"), Options(cache="paged", page=5), "whole pages"),

@@ -33,6 +33,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--absorbed", nargs="?", const="einsum", choices=("einsum", "matmul"), default="",
         help="take the query of latent attention into the latent, by Einsum (default) or MatMul",
     )  # fmt: skip
+    parser.add_argument(
+        "--expanded", action="store_true",
+        help="growing caches of latent attention keep keys and values of every head, as transformers 4 exports them",
+    )  # fmt: skip
     parser.add_argument("--opset", metavar="N", type=number, default=18, help="18 (default) to 23")
     parser.add_argument(
         "--weights", choices=("auto", "random", "sparse"), default="auto",
@@ -54,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
         length=args.length or (16 if args.tiny else 4096),
         page=args.page or (16 if args.tiny else 128),
         absorbed=args.absorbed,
+        expanded=args.expanded,
         opset=args.opset,
     )
     written = write(_architecture(args), args.output, options, weights=args.weights, seed=args.seed)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from fusion.candidate import Refused
 from fusion.emit import Emitter
-from fusion.engine import all_values
+from fusion.facts.graph import all_values
 from fusion.result import Proof, Site
 from fusion.surgery.prompts.branches import expanded, is_first_prompt
 from fusion.surgery.prompts.proof import Prover

@@ -1,0 +1,51 @@
+"""Numbers of values: equal exactly where it is certain that the values are."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from fusion.facts.graph import GraphView
+from fusion.facts.numbering import LARGE
+from tests.fusion.facts.build import value, view_of
+
+
+def alike(view: GraphView, *names: str) -> bool:
+    return len({view.number(value(view, name)) for name in names}) == 1
+
+
+def test_the_order_of_operands_counts_only_where_it_matters() -> None:
+    view = view_of("""g (float[S] x, float[S] w) => (float[S] y) {
+        a = Add (x, w)
+        b = Add (w, x)
+        c = Sub (x, w)
+        d = Sub (w, x)
+        y = Sum (a, b, c, d)
+    }""")
+    assert alike(view, "a", "b") and not alike(view, "c", "d")
+
+
+def test_a_square_is_one_however_it_is_spelled() -> None:
+    view = view_of("""g (float[S] x) => (float[S] y) {
+        two = Constant <value_float = 2.0> ()
+        a = Pow (x, two)
+        b = Mul (x, x)
+        y = Add (a, b)
+    }""")
+    assert alike(view, "a", "b")
+
+
+@pytest.mark.parametrize("operator", ["RandomNormalLike", "Dropout", "foo.Sample"])
+def test_what_may_differ_each_time_is_never_alike(operator: str) -> None:
+    view = view_of(f"g (float[S] x) => (float[S] y) {{ a = {operator} (x) b = {operator} (x) y = Add (a, b) }}")
+    assert not alike(view, "a", "b")
+
+
+@pytest.mark.parametrize("count", [8, 1 << 12, LARGE // 4 + 1])
+def test_tables_count_by_their_content_weights_by_themselves(count: int) -> None:
+    view = view_of("g (float[S] x) => (float[S] y) { y = Identity (x) }")
+    first, same = (ir.Value(name=name, const_value=ir.tensor(np.ones(count, np.float32))) for name in "ab")
+    other = ir.Value(name="c", const_value=ir.tensor(np.full(count, 1.5, np.float32)))
+    assert (view.number(first) == view.number(same)) == (4 * count <= LARGE)
+    assert view.number(first) != view.number(other)
