@@ -60,8 +60,9 @@ def product_of(view: GraphView, value: ir.Value) -> Product | None:
         return _einsum(value, x, weight, str(attrs["equation"]))
     if node.op_type == "Add":
         for inner, other in ((x, weight), (weight, x)):
-            made = product_of(view, source_of(view, inner))
-            if made is not None and made.bias is None and view.is_constant(view.root(other)):
+            # asked first: else sums of layers would be walked back to the first one
+            made = product_of(view, source_of(view, inner)) if view.is_constant(view.root(other)) else None
+            if made is not None and made.bias is None:
                 return Product(value, made.x, made.weight, made.turned, other)
     return None
 
