@@ -1,9 +1,10 @@
 """Numbering of values: equal for values that are computed in the same way, in one pass over the graph.
 
-Two kinds. *Exact* numbers are equal when the values are: weights count as themselves, short constants as their content,
-Identity and casts to the own type as what is behind them. *Trial* numbers are equal when a trial evaluation, which
-looks at shapes and integers only, cannot tell the values apart: weights count as their shape. The experts of a layer
-have one trial number, so that a layer with 256 of them is evaluated like a layer with one.
+Two kinds. *Exact* numbers are equal when the values are: weights count as themselves, constants as their content,
+Identity and casts to the own type as what is behind them, products by their factors (:mod:`fusion.facts.factors`).
+*Trial* numbers are equal when a trial evaluation, which looks at shapes and integers only, cannot tell the values
+apart: weights count as their shape. The experts of a layer have one trial number, so that a layer with 256 of them is
+evaluated like a layer with one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnx_ir as ir
 
+from fusion.facts.factors import Factors
 from ir_ops.ops import DOMAIN
 
 COMMUTATIVE = frozenset(("Add", "Mul", "Max", "Min", "Equal", "And", "Or"))
@@ -65,6 +67,7 @@ class Numbering:
         self._kind: dict[int, Hashable] = {}
         self._kept: list[ir.Value] = []
         self._complete = False
+        self._factors = None if root is None else Factors(self._number_of, self._short_floats, self._is_square)
 
     def of(self, value: ir.Value) -> int:
         """The number of a value; of one outside the graph too."""
@@ -107,8 +110,18 @@ class Numbering:
                 stack.extend(missing)
 
     def _give(self, value: ir.Value, key: Hashable) -> int:
-        number = self._number[id(value)] = self._of_key.setdefault(key, len(self._of_key))
+        number = self._number[id(value)] = self._number_of(key)
         return number
+
+    def _number_of(self, key: Hashable) -> int:
+        return self._of_key.setdefault(key, len(self._of_key))
+
+    def _short_floats(self, value: ir.Value) -> np.ndarray[Any, Any] | None:
+        """A constant of the file that is not too large to be looked at."""
+        tensor = self._view.tensor(value)
+        if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.nbytes > LARGE:
+            return None
+        return np.asarray(tensor.numpy())
 
     def _visit(self, node: ir.Node) -> None:
         numbers, outputs = self._number, node.outputs
@@ -125,6 +138,10 @@ class Numbering:
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
             self._give(outputs[0], self._leaf(outputs[0]))
             return
+        product = None if self._factors is None else self._factors.number(node, operands)
+        if product is not None:
+            numbers[id(outputs[0])] = product
+            return
         if self._root is not None and node.op_type in COMMUTATIVE:
             operands.sort()
         dims = [self._view.declared(output) if self._declared else None for output in outputs]
@@ -132,7 +149,7 @@ class Numbering:
         # x^2 is x * x, whatever else tells nodes apart
         key = (_SQUARE, operands[0]) if self._is_square(node) else (kind, *operands)
         for place, output in enumerate(outputs):
-            numbers[id(output)] = self._of_key.setdefault((key, place) if place else key, len(self._of_key))
+            numbers[id(output)] = self._number_of((key, place) if place else key)
 
     def _is_square(self, node: ir.Node) -> bool:
         if self._root is None or node.op_type not in ("Mul", "Pow") or node.domain not in ("", "ai.onnx"):

@@ -10,6 +10,9 @@ from fusion.facts.graph import GraphView
 from fusion.facts.numbering import LARGE
 from tests.fusion.facts.build import value, view_of
 
+CONSTANTS = """<float two = {2}, float minus = {-1}, float[3] c = {1.5, -3, 7}, float[3] c2 = {0.75, -1.5, 3.5},
+                float[1, 1] matrix = {2}>"""
+
 
 def alike(view: GraphView, *names: str) -> bool:
     return len({view.number(value(view, name)) for name in names}) == 1
@@ -49,3 +52,49 @@ def test_tables_count_by_their_content_weights_by_themselves(count: int) -> None
     other = ir.Value(name="c", const_value=ir.tensor(np.full(count, 1.5, np.float32)))
     assert (view.number(first) == view.number(same)) == (4 * count <= LARGE)
     assert view.number(first) != view.number(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("a = Mul (x, c)", "t = Mul (x, two) b = Mul (t, c2)"),
+        ("a = Mul (x, c)", "t = Mul (x, minus) u = Neg (c) b = Mul (u, t)"),
+        ("a = Div (x, w)", "t = Reciprocal (w) b = Mul (t, x)"),
+        ("a = Mul (x, w)", "t = Reciprocal (w) b = Div (x, t)"),
+        ("a = Sub (x, w)", "t = Neg (w) b = Add (t, x)"),
+        ("a = Pow (x, two)", "t = Neg (x) b = Mul (t, t)"),
+        ("a = Neg (x)", "b = Mul (minus, x)"),
+        ("a = Identity (x)", "t = Neg (x) u = Mul (t, two) v = Div (u, two) b = Neg (v)"),
+    ],
+)
+def test_products_are_one_however_they_are_spelled(one: str, other: str) -> None:
+    view = view_of(f"g (float[3] x, float[3] w) => (float[3] y) {CONSTANTS} {{ {one} {other} y = Add (a, b) }}")
+    assert alike(view, "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("a = Mul (x, c)", "b = Mul (x, c2)"),
+        ("a = Mul (x, c)", "t = Neg (c) b = Mul (x, t)"),
+        ("a = Div (x, w)", "b = Div (w, x)"),
+        ("a = Sub (x, w)", "b = Sub (w, x)"),
+        ("a = Mul (x, w)", "b = Mul (x, x)"),
+        ("a = Mul (x, two)", "b = Mul (x, matrix)"),
+        ("a = Reciprocal (x)", "b = Identity (x)"),
+    ],
+)
+def test_other_products_are_not(one: str, other: str) -> None:
+    view = view_of(f"g (float[3] x, float[3] w) => (float[3] y) {CONSTANTS} {{ {one} {other} y = Add (a, b) }}")
+    assert not alike(view, "a", "b")
+
+
+def test_integers_are_divided_with_a_remainder() -> None:
+    view = view_of("""g (int64[S] x) => (int64[S] y) <int64 two = {2}> {
+        a = Mul (x, two)
+        b = Div (a, two)
+        c = Div (x, two)
+        d = Mul (c, two)
+        y = Add (b, d)
+    }""")
+    assert not alike(view, "b", "d") and not alike(view, "d", "x")
