@@ -26,6 +26,9 @@ RANDOM = frozenset(("RandomNormal", "RandomNormalLike", "RandomUniform", "Random
 """Operators that may give something else each time."""
 _TELLING = frozenset(("", "ai.onnx", "com.microsoft", DOMAIN))
 """Domains of whose operators it is known that the others do not."""
+_PLAIN = (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS, ir.AttributeType.INT, ir.AttributeType.INTS,
+          ir.AttributeType.STRING, ir.AttributeType.STRINGS)  # fmt: skip
+"""Attributes that are told apart by their numbers or text."""
 _SQUARE = "square"
 SMALL = 64
 """Float constants up to this many elements may be read, and only then when they are masks or scalars."""
@@ -158,12 +161,20 @@ class Numbering:
         if node.op_type == "Mul":
             return self._number.get(id(left)) == self._number.get(id(right))
         power = None if right is None else self._view.structural(right)
-        return power is not None and power.size == 1 and float(power.reshape(-1)[0]) == 2
+        if left is None or power is None or power.size != 1 or float(power.reshape(-1)[0]) != 2:
+            return False
+        # a power of more axes gives the result axes that x * x does not have
+        return power.ndim == 0 or (left.shape is not None and left.shape.rank() >= power.ndim)
+
+
+def gives_one_result(node: ir.Node) -> bool:
+    """Whether the operator is known to give the same from the same operands each time."""
+    return node.op_type not in RANDOM and node.domain in _TELLING
 
 
 def _kind(node: ir.Node) -> tuple[Hashable, ...]:
     """What a node does with its operands; a node with subgraphs is like no other."""
-    if node.op_type in RANDOM or node.domain not in _TELLING:
+    if not gives_one_result(node):
         return ("node", id(node))
     frozen = sorted((name, _frozen(attr)) for name, attr in node.attributes.items()) if node.attributes else ()
     if any(item is None for _, item in frozen):
@@ -172,7 +183,7 @@ def _kind(node: ir.Node) -> tuple[Hashable, ...]:
 
 
 def exact_leaf(view: View) -> Callable[[ir.Value], Hashable]:
-    """Constants of the file by content (the largest by identity), external ones by place, the rest by identity."""
+    """Numbers of the file by content (the largest by identity), external ones by place, the rest by identity."""
 
     def leaf(value: ir.Value) -> Hashable:
         tensor = view.tensor(value)
@@ -180,7 +191,7 @@ def exact_leaf(view: View) -> Callable[[ir.Value], Hashable]:
             return ("value", id(value))
         if isinstance(tensor, ir.ExternalTensor):
             return ("external", tensor.location, tensor.offset, int(tensor.dtype), tuple(tensor.shape))
-        if tensor.nbytes > LARGE:
+        if tensor.dtype == ir.DataType.STRING or tensor.nbytes > LARGE:
             return ("value", id(value))
         content = _content(np.asarray(tensor.numpy()))
         return content if tensor.size <= SMALL else (*content[:-1], blake2b(tensor.tobytes()).digest())
@@ -209,10 +220,9 @@ def _content(array: np.ndarray[Any, Any]) -> tuple[Hashable, ...]:
 
 
 def _frozen(attr: ir.Attr) -> Hashable:
-    """The content of an attribute, None for a graph."""
-    kind = attr.type
-    if kind in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
-        return None
-    if kind == ir.AttributeType.TENSOR:
+    """The content of an attribute; None for graphs, texts in tensors, types and what else is not compared."""
+    if attr.type == ir.AttributeType.TENSOR and attr.value.dtype != ir.DataType.STRING:
         return _content(np.asarray(attr.value.numpy()))
+    if attr.type not in _PLAIN:
+        return None
     return tuple(attr.value) if isinstance(attr.value, (list, tuple)) else (attr.value,)

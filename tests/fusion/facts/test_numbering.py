@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -37,6 +38,19 @@ def test_a_square_is_one_however_it_is_spelled() -> None:
         y = Add (a, b)
     }""")
     assert alike(view, "a", "b")
+
+
+@pytest.mark.parametrize(("x", "two"), [("float[S]", "float two = {2}"), ("float[S]", "float[1] two = {2}"),
+                                        ("float[N, S]", "float[1, 1] two = {2}")])  # fmt: skip
+def test_a_square_of_the_own_axes_is_a_product(x: str, two: str) -> None:
+    view = view_of(f"g ({x} x) => (float y) <{two}> {{ a = Pow (x, two) b = Mul (x, x) y = Add (a, b) }}")
+    assert alike(view, "a", "b")
+
+
+@pytest.mark.parametrize(("x", "two"), [("float[S]", "float[1, 1] two = {2}"), ("float", "float[1] two = {2}")])
+def test_a_power_that_adds_axes_is_no_product(x: str, two: str) -> None:
+    view = view_of(f"g ({x} x) => (float y) <{two}> {{ a = Pow (x, two) b = Mul (x, x) y = Add (a, b) }}")
+    assert not alike(view, "a", "b")
 
 
 @pytest.mark.parametrize("operator", ["RandomNormalLike", "Dropout", "foo.Sample"])
@@ -98,3 +112,20 @@ def test_integers_are_divided_with_a_remainder() -> None:
         y = Add (b, d)
     }""")
     assert not alike(view, "b", "d") and not alike(view, "d", "x")
+
+
+@pytest.mark.parametrize("count", [2, 100])
+def test_texts_count_by_themselves(count: int) -> None:
+    """What pads a text in an array is a character of it too."""
+    view = view_of("g (float[S] x) => (float[S] y) { y = Identity (x) }")
+    texts = [ir.StringTensor([text] * count, shape=ir.Shape([count])) for text in (b"a", b"a\0", b"ab")]
+    values = [ir.Value(name=str(at), const_value=text) for at, text in enumerate(texts)]
+    assert len({view.number(item) for item in values}) == len(texts)
+
+
+def test_an_attribute_that_is_a_type_is_not_compared() -> None:
+    kinds = [onnx.helper.make_tensor_type_proto(kind, None) for kind in (1, 1, 7)]
+    nodes = [onnx.helper.make_node("Optional", [], [name], type=kind) for name, kind in zip("abc", kinds, strict=True)]
+    graph = ir.from_proto(onnx.helper.make_graph(nodes, "g", [], []))
+    view = GraphView(graph, 18)
+    assert not alike(view, "a", "b") and not alike(view, "a", "c")
