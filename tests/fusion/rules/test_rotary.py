@@ -344,10 +344,11 @@ def test_near_miss_is_left_alone_with_the_reason(name: str) -> None:
 
 
 def test_a_table_of_as_many_columns_as_an_input_says_is_left_alone() -> None:
-    """With a large step one column stands for all, with a step of 1 it does not."""
+    """With a large step one column stands for all, with a step of 1 (-99 here) it does not."""
 
     def build(g: Graph) -> dict[str, str]:
-        sin = g.op("Slice", "sin", g.ints(0), g.ints(1 << 40), g.ints(3), "step")
+        step = g.op("Add", "step", g.ints(100))
+        sin = g.op("Slice", "sin", g.ints(0), g.ints(1 << 40), g.ints(3), step)
         return {"y": products(g, "x", rotate_half(g, "x", WIDTH), "cos", sin)}
 
     table: list[str | int] = ["B", 1, "S", WIDTH]
