@@ -45,7 +45,7 @@ class Found:
 
     ``typed`` are values that were given a type for the time of recognition, ``shortcuts`` are operands that were
     read in front of nodes that change nothing, ``order`` is the position of each node. ``has_copies``: the graph
-    computes floats twice.
+    computes data twice.
     """
 
     proven: list[tuple[Candidate, Proof]] = field(default_factory=list)
@@ -57,9 +57,10 @@ class Found:
     has_copies: bool = False
 
     def size(self) -> tuple[list[int], int]:
-        """How much is fused: operators larger than building blocks, the largest first, then all there is."""
+        """How much is fused: operators larger than building blocks, the largest first, then how many nodes less."""
         sizes = sorted((candidate.size for candidate, _ in self.proven), reverse=True)
-        return [size for size in sizes if size >= BLOCK], sum(sizes)
+        fused = {id(node) for candidate, _ in self.proven for node in candidate.region}
+        return [size for size in sizes if size >= BLOCK], len(fused) - len(sizes)
 
     def take_off(self) -> list[tuple[ir.Node, tuple[ir.Value | None, ...]]]:
         """Takes the new nodes out of the use lists of what they read; gives their operands."""
