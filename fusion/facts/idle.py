@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fusion.facts.graph import GraphView, dtype_name
-from fusion.facts.numbering import RANDOM
+from fusion.facts.numbering import gives_one_result
 
 Shape = Callable[[ir.Value], tuple[object, ...] | None]
 """The dims of a value: numbers where they are static, anything else where they are not; None for an unknown rank."""
@@ -205,7 +205,7 @@ def computed_alike(view: GraphView, value: ir.Value, other: ir.Value) -> bool:
         return value is other
     if any(attr.type in _CONTENT for attr in (*node.attributes.values(), *its.attributes.values())):
         return False
-    alike = (node.op_type, node.domain) == (its.op_type, its.domain) and node.op_type not in RANDOM
+    alike = (node.op_type, node.domain) == (its.op_type, its.domain) and gives_one_result(node)
     operands = len(node.inputs) == len(its.inputs) and all(a is b for a, b in zip(node.inputs, its.inputs, strict=True))
     return alike and operands and len(node.outputs) == len(its.outputs) == 1 and view.attrs(node) == view.attrs(its)
 

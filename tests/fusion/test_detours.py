@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -129,14 +130,40 @@ def test_readers_of_a_fused_value_do_not_keep_the_old_one() -> None:
     assert result.ops_after["Neg"] == 0
 
 
-def test_a_random_value_is_no_copy_of_another() -> None:
+@pytest.mark.parametrize("between", [0, 2])
+@pytest.mark.parametrize(("operator", "domain"), [("RandomNormalLike", ""), ("Sample", "foo")])
+def test_a_value_that_may_be_random_is_no_copy_of_another(operator: str, domain: str, between: int) -> None:
+    """Nor behind a sign that is changed twice, which makes the operands one."""
+
     def build(g: Graph) -> dict[str, str]:
-        noise, other = g.op("RandomNormalLike", "x"), g.op("RandomNormalLike", "x")
+        x = "x"
+        for _ in range(between):
+            x = g.op("Neg", x)
+        noise, other = g.op(operator, x, domain=domain), g.op(operator, "x", domain=domain)
         mean = g.reduce("ReduceMean", g.op("Mul", noise, other))
         inverse = g.op("Reciprocal", g.op("Sqrt", g.op("Add", mean, g.scalar(1e-5))))
         return {"y": g.op("Mul", g.op("Mul", noise, inverse), g.const(random((WIDTH,))))}
 
     assert not fusion.fuse(model_of(build, {"x": ["B", "S", WIDTH]})).sites
+
+
+def test_the_shape_of_a_norm_of_more_axes_is_not_asked_of_another() -> None:
+    """One square is a product, the other a power whose exponent adds an axis, and with it the norm has one more."""
+
+    def build(g: Graph) -> dict[str, str]:
+        def norm(square: str) -> str:
+            mean = g.reduce("ReduceMean", square)
+            inverse = g.op("Reciprocal", g.op("Sqrt", g.op("Add", mean, g.scalar(1e-5))))
+            return g.op("Mul", g.op("Mul", "x", inverse), g.const(np.ones(WIDTH, np.float32)))
+
+        deep = norm(g.op("Pow", "x", g.const(np.full((1, 1, 1, 1), 2, np.float32))))
+        return {"y": norm(g.op("Mul", "x", "x")), "sizes": g.op("Shape", deep)}
+
+    check(
+        model_of(build, {"x": ["B", "S", WIDTH]}, kinds={"sizes": "int64"}),
+        {"x": random((2, 3, WIDTH))},
+        {"RmsNorm": 1},
+    )
 
 
 @pytest.mark.parametrize("pairs", [False, True])

@@ -57,6 +57,7 @@ CHANGES = {
     "Squeeze of another axis": "a = Unsqueeze (x, axis) y = Squeeze (a, first)",
     "Squeeze of all ones": "a = Unsqueeze (x, axis) y = Squeeze (a)",
     "the shape of another value": "c = Exp (x) d = Neg (x) s = Shape (c) a = Reshape (d, flat) y = Reshape (a, s)",
+    "the shape of what nobody knows": "c = custom.F (x) d = custom.F (x) s = Shape (c) y = Expand (d, s)",
     "the shape of what is random": "c = RandomNormalLike (x) d = RandomNormalLike (x) s = Shape (c) y = Expand (d, s)",
     "the shape of another branch": """c = If (yes) <then_branch = g () => (float[2, 3, 4] p) {p = Neg (x)},
         else_branch = g () => (float[2, 3, 4] p) {p = Neg (x)}>

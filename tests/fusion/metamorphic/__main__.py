@@ -26,7 +26,7 @@ from tests.fusion.metamorphic.shrink import Failing, shrink
 GOOD = 0.995
 COMPARED = 4
 """Of so many cases in which the meaning was kept, the results of one are compared; sites are counted in all."""
-SHRINKING = {"wrong": 30, "lost": 5}
+SHRINKING = {"wrong": 30, "lost": 20}
 """Seconds for making one failing case smaller."""
 ROUND = 2500
 """Edits of each sort after which a process reports: a long run says what it found while it runs."""

@@ -50,7 +50,7 @@ def _changes(failing: Failing) -> list[Callable[[Failing], Failing | None]]:
     values = [name for node in failing.model.graph.node for name in node.output if name]
     found: list[Callable[[Failing], Failing | None]] = []
     found += [lambda now, name=name: _without_output(now, name) for name in outputs]  # type: ignore[misc]
-    found += [lambda now, name=name: _asked(now, name) for name in values if failing.before is None]  # type: ignore[misc]
+    found += [lambda now, name=name: _asked(now, name) for name in values]  # type: ignore[misc]
     found += [lambda now, name=name: _given(now, name) for name in reversed(values)]  # type: ignore[misc]
     return found
 
