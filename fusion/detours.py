@@ -35,21 +35,6 @@ def _has_like(node: ir.Node) -> bool:
     return any(use.node is not node and use.node.op_type == node.op_type for use in uses)
 
 
-def _is_asked_between(node: ir.Node, source: ir.Value) -> bool:
-    """Whether a value between ``source`` and the node has another reader, and all that these ask is its shape.
-
-    It would stay, and read the source, for a shape that is told without it as long as it is part of a match.
-    """
-    value = None if any(item is source for item in node.inputs) else node.inputs[0]
-    while value is not None and value is not source:
-        others = [use.node for use in value.uses() if use.node is not node]
-        if others and all(other.op_type in _ASKING for other in others):
-            return True
-        maker = value.producer()
-        node, value = (maker, maker.inputs[0]) if maker is not None and maker.inputs else (node, None)
-    return False
-
-
 class Detours:
     """Leads readers past idle nodes, takes these and unread ones out of the graph, and puts everything back.
 
@@ -84,11 +69,44 @@ class Detours:
     def _past_idle_nodes(self) -> None:
         for node in list(self._view.graph):
             source = None if node.graph is None else idle_source(self._view, node, self._shape)
-            if source is not None and not _is_asked_between(node, source):
+            if source is not None and not self._is_asked_between(node, source):
                 readers = [use.node for use in node.outputs[0].uses()]
                 self._lead(node.outputs[0], source)
                 self._take_out([node])  # at once: whoever is dead reads nothing
                 self._join_twins(source, readers)
+
+    def _is_asked_between(self, node: ir.Node, source: ir.Value) -> bool:
+        """Whether a value between ``source`` and the node has another reader, and all that these ask is its shape.
+
+        It would stay, and read the source, for a shape that is told without it as long as it is part of a match.
+        """
+        value = None if any(item is source for item in node.inputs) else node.inputs[0]
+        while value is not None and value is not source:
+            if self._is_only_asked(value, node):
+                return True
+            maker = value.producer()
+            node, value = (maker, maker.inputs[0]) if maker is not None and maker.inputs else (node, None)
+        return False
+
+    def _is_only_asked(self, value: ir.Value, reader: ir.Node) -> bool:
+        """Whether a value has other readers than one, and these, behind what changes nothing, ask its shape."""
+        others = [use.node for use in value.uses() if use.node is not reader]
+        found = bool(others)
+        for other in others:  # grows while it is walked
+            if other.op_type in _ASKING:
+                continue
+            behind = [other]
+            if not self._gives_back(other, value):  # the first of an idle pair?
+                behind = [use.node for item in other.outputs for use in item.uses()]
+                ends = not behind or any(item.is_graph_output() for item in other.outputs)
+                if ends or not all(self._gives_back(node, value) for node in behind):
+                    return False
+            others += [use.node for node in behind for use in node.outputs[0].uses()]
+        return found
+
+    def _gives_back(self, node: ir.Node, value: ir.Value) -> bool:
+        inside = node.graph is self._view.graph and not any(item.is_graph_output() for item in node.outputs)
+        return inside and idle_source(self._view, node, self._shape) is value
 
     def _join_twins(self, source: ir.Value, readers: list[ir.Node]) -> None:
         """Of three signs in a row two are idle: the third has become what the first one is."""

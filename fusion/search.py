@@ -45,7 +45,7 @@ class Found:
 
     ``typed`` are values that were given a type for the time of recognition, ``shortcuts`` are operands that were
     read in front of nodes that change nothing, ``order`` is the position of each node. ``has_copies``: the graph
-    computes floats twice.
+    computes data twice.
     """
 
     proven: list[tuple[Candidate, Proof]] = field(default_factory=list)
@@ -56,9 +56,11 @@ class Found:
     order: dict[int, int] = field(default_factory=dict)
     has_copies: bool = False
 
-    def sizes(self) -> list[int]:
-        """Sizes of the fused operators, the largest first: the greater list fuses more."""
-        return sorted((candidate.size for candidate, _ in self.proven), reverse=True)
+    def size(self) -> tuple[list[int], int]:
+        """How much is fused: operators larger than building blocks, the largest first, then how many nodes less."""
+        sizes = sorted((candidate.size for candidate, _ in self.proven), reverse=True)
+        fused = {id(node) for candidate, _ in self.proven for node in candidate.region}
+        return [size for size in sizes if size >= BLOCK], len(fused) - len(sizes)
 
     def take_off(self) -> list[tuple[ir.Node, tuple[ir.Value | None, ...]]]:
         """Takes the new nodes out of the use lists of what they read; gives their operands."""
@@ -91,7 +93,7 @@ def find(model: ir.Model, options: Options, stands_for: Mapping[str, int] | None
         first, operands = found, found.take_off()
         found = _look(model, options, stands_for or {}, joined=True)
         found.timings = {step: seconds + first.timings[step] for step, seconds in found.timings.items()}
-        if found.sizes() <= first.sizes():
+        if found.size() <= first.size():
             found.take_off()
             put_back(operands)
             first.timings, found = found.timings, first

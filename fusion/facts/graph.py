@@ -92,6 +92,18 @@ class GraphView:
             self._order = {id(entry): place for place, entry in enumerate(self.graph)}
         return self._order[id(node)]
 
+    def following(self, value: ir.Value) -> list[tuple[ir.Node, int]]:
+        """(node, operand position) of each reader that a match may go on with.
+
+        A reader in a subgraph is none, it may compute once for each turn of a loop; nor is one still to be put in.
+        """
+        return [(node, place) for node, place in uses(value) if node.graph is self.graph]
+
+    def only_reader(self, value: ir.Value) -> tuple[ir.Node, int] | None:
+        """(node, operand position) of the one reader of a value, where a match may go on with it."""
+        found = self.following(value)
+        return found[0] if len(uses(value)) == len(found) == 1 else None
+
     def attrs(self, node: ir.Node) -> dict[str, Any]:
         """Attributes as Python values (tensors as arrays), plus ``@outputs``, the number of outputs."""
         known = self._attrs.get(id(node))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fusion.facts.graph import GraphView, uses
+from fusion.facts.graph import GraphView
 from fusion.facts.strip import stripped
 from fusion.facts.symbols.parameters import Reason
 
@@ -61,7 +61,7 @@ def read_gated(view: GraphView, node: ir.Node) -> GatedFact | Reason | None:
     assert gate is not None
     # Swish is gate * sigmoid(gate) already
     count, reason = 2 if _is_swish(view, node) else 3, None
-    for product in _products(node.outputs[0]):
+    for product in _products(view, node.outputs[0]):
         factors = _factors(view, product, view.number(gate))
         rest = [item for item in factors or () if isinstance(item, ir.Value)]
         if factors is None or len(factors) != count or len(rest) != count - 1:
@@ -78,14 +78,14 @@ def read_gated(view: GraphView, node: ir.Node) -> GatedFact | Reason | None:
     return reason
 
 
-def _products(value: ir.Value) -> Iterator[ir.Value]:
+def _products(view: GraphView, value: ir.Value) -> Iterator[ir.Value]:
     """Products that a value is part of, nearest first."""
     level = [value]
     for _ in range(_DEPTH):
         following = []
         for item in level:
-            for node, _ in uses(item):
-                if node.graph is None or node.domain not in ("", "ai.onnx"):
+            for node, _ in view.following(item):
+                if node.domain not in ("", "ai.onnx"):
                     continue
                 if node.op_type in ("Mul", "Cast", "Identity"):
                     following.append(node.outputs[0])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from fusion.facts.graph import GraphView, uses
+from fusion.facts.graph import GraphView
 from fusion.facts.semantics.table import axes_of
 from fusion.facts.symbols.parameters import single
 from fusion.facts.symbols.symbolic import Symbolic
@@ -62,11 +62,11 @@ class NotAbsorbed(Exception):
         self.fact, self.found, self.wanted = fact, found, wanted
 
 
-def may_contract(node: ir.Node) -> bool:
+def may_contract(view: GraphView, node: ir.Node) -> bool:
     """Whether a node is of a kind that :func:`contractions` reads."""
     if node.op_type == "Mul":
-        readers = list(uses(node.outputs[0]))
-        return len(readers) == 1 and readers[0][0].op_type == "ReduceSum"
+        reader = view.only_reader(node.outputs[0])
+        return reader is not None and reader[0].op_type == "ReduceSum"
     return node.op_type in ("MatMul", "Einsum")
 
 
@@ -130,10 +130,10 @@ def _summed_product(view: GraphView, node: ir.Node, left: int, right: int) -> li
     """A product with broadcasting whose only use is a sum over one axis."""
     rank = max(left, right)
     letters = string.ascii_lowercase[:rank]
-    readers = list(uses(node.outputs[0]))
-    if len(readers) != 1 or readers[0][0].op_type != "ReduceSum" or readers[0][1] != 0:
+    reader = view.only_reader(node.outputs[0])
+    if reader is None or reader[0].op_type != "ReduceSum" or reader[1] != 0:
         return []
-    total = readers[0][0]
+    total = reader[0]
     attrs = view.attrs(total)
     operand = total.inputs[1] if len(total.inputs) > 1 else None
     axes = axes_of(attrs, None if operand is None else view.constant(view.root(operand)), rank)

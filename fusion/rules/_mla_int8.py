@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fusion.candidate import Refused
-from fusion.facts.graph import GraphView, dtype_name, uses
+from fusion.facts.graph import GraphView, dtype_name
 from fusion.facts.quantised.dynamic_quant import DynamicFact, find_dynamic
 from fusion.rules._mla_product import Moved, Product, source_of
 
@@ -21,7 +21,7 @@ def int8_products(view: GraphView, moved: list[Moved]) -> Iterator[tuple[Product
         item = next((item for item in moved if view.number(item.value) == view.number(fact.x)), None)
         if item is None:
             continue
-        for node, place in uses(fact.y):
+        for node, place in view.following(fact.y):
             if node.op_type == "MatMulInteger" and place == 0 and _is_plain(view, node):
                 made = _scaled(view, node, fact, item.value)
                 if made is not None:
@@ -75,10 +75,10 @@ def _scaled(view: GraphView, node: ir.Node, fact: DynamicFact, x: ir.Value) -> P
     scale: ir.Value | None = None
     by_row = False
     for _ in range(8):
-        readers = list(uses(value))
-        if len(readers) != 1 or readers[0][0].op_type not in ("Cast", "Mul") or value.is_graph_output():
+        only = view.only_reader(value)
+        if only is None or only[0].op_type not in ("Cast", "Mul") or value.is_graph_output():
             break
-        reader, place = readers[0]
+        reader, place = only
         if reader.op_type == "Mul":
             for other in _factors(view, reader.inputs[1 - place]):
                 if id(source_of(view, other)) in rows and not by_row:

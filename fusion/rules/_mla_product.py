@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fusion.facts.graph import GraphView, dtype_name, uses
+from fusion.facts.graph import GraphView, dtype_name
 from fusion.facts.semantics import lookup
 
 _VIEWS = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
@@ -144,7 +144,7 @@ def moved_forward(view: GraphView, start: ir.Value) -> list[Moved]:
     """Values that hold elements of ``start`` alone, ``start`` first."""
     found = [Moved(start)]
     for item in found:
-        for node, _ in uses(item.value):
+        for node, _ in view.following(item.value):
             known = {id(other.value): other.factor for other in found}
             outputs, factor = _moved_by(view, node, item.value)
             if not outputs and node.op_type == "Concat" and _joins(node, known):
@@ -174,8 +174,8 @@ def _moved_by(view: GraphView, node: ir.Node, value: ir.Value) -> tuple[list[ir.
     return [], 1.0
 
 
-def readers_of(moved: list[Moved]) -> Iterator[tuple[ir.Node, Moved]]:
+def readers_of(view: GraphView, moved: list[Moved]) -> Iterator[tuple[ir.Node, Moved]]:
     """Who reads the moved values."""
     for item in moved:
-        for node, _ in uses(item.value):
+        for node, _ in view.following(item.value):
             yield node, item

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from fusion.candidate import Refused
 from fusion.facts.analysis import Facts
-from fusion.facts.graph import GraphView, dtype_name, uses
+from fusion.facts.graph import GraphView, dtype_name
 from fusion.facts.norms.norm import NormFact
 from fusion.facts.symbols.parameters import single
 from fusion.facts.symbols.symbolic import Symbolic
@@ -131,7 +131,7 @@ def _ups(view: GraphView, norm: NormFact) -> list[tuple[Product, float]]:
     """Products of the normed rows with a weight."""
     found: dict[int, tuple[Product, float]] = {}
     moved = moved_forward(view, norm.y)
-    for node, item in readers_of(moved):
+    for node, item in readers_of(view, moved):
         if node.op_type in ("MatMul", "Gemm", "Einsum") and node.inputs[0] is item.value:
             made = product_of(view, node.outputs[0])
             if made is not None:
@@ -151,7 +151,7 @@ def _complete(
 ) -> Found | None:
     """Finds the absorbed and the rotated part behind one up-projection."""
     rotates = reaches_table(view, moved, tables)
-    contracting = [node for node, _ in readers_of(moved) if may_contract(node)]
+    contracting = [node for node, _ in readers_of(view, moved) if may_contract(view, node)]
     if not contracting:
         if rotates:
             raise _not_absorbed(view, up, moved)
@@ -159,8 +159,8 @@ def _complete(
     targets = [item.value for item in moved] + [node.outputs[0] for node in contracting]
     probe = settled(targets + rotated_values(view, moved))
     reason: Refused | None = None
-    for node, item in readers_of(moved):
-        for made in contractions(view, node, item.value, probe) if may_contract(node) else ():
+    for node, item in readers_of(view, moved):
+        for made in contractions(view, node, item.value, probe) if may_contract(view, node) else ():
             try:
                 absorbed = read_absorbed(view, probe, made, up.out, item.factor)
             except (NotAbsorbed, Unreadable) as error:
@@ -185,7 +185,7 @@ ABSORB = "absorb the key's up-projection into the query: multiply q_nope by weig
 
 
 def _not_absorbed(view: GraphView, up: Product, moved: list[Moved]) -> Refused:
-    biased = next((node for node, _ in readers_of(moved) if node.op_type == "Add" and _is_bias(view, node)), None)
+    biased = next((node for node, _ in readers_of(view, moved) if node.op_type == "Add" and _is_bias(view, node)), None)
     if up.bias is not None or biased is not None:
         return biased_projection(up.out)
     return Refused(
@@ -259,12 +259,12 @@ def read_query(view: GraphView, probe: Probe, found: Found) -> Absorbed:
 def plain_query(view: GraphView, x: ir.Value, without: set[int], tables: set[int]) -> ir.Value | None:
     """A projection of the hidden states, or two in a row, rotated without a norm in between: no q_lora, or no norm."""
     for value in views_behind(view, x):
-        for source in _views_of(value):
-            for first in _products(source):
+        for source in _views_of(view, value):
+            for first in _products(view, source):
                 if id(first) in without:
                     continue
                 moved = moved_forward(view, first)
-                behind = [second for item in moved for second in _products(item.value)]
+                behind = [second for item in moved for second in _products(view, item.value)]
                 if any(
                     reaches_table(view, rows, tables) for rows in (moved, *(moved_forward(view, v) for v in behind))
                 ):
@@ -272,9 +272,11 @@ def plain_query(view: GraphView, x: ir.Value, without: set[int], tables: set[int
     return None
 
 
-def _products(value: ir.Value) -> list[ir.Value]:
+def _products(view: GraphView, value: ir.Value) -> list[ir.Value]:
     return [
-        node.outputs[0] for node, place in uses(value) if place == 0 and node.op_type in ("MatMul", "Gemm", "Einsum")
+        node.outputs[0]
+        for node, place in view.following(value)
+        if place == 0 and node.op_type in ("MatMul", "Gemm", "Einsum")
     ]
 
 
@@ -283,12 +285,12 @@ def is_query(view: GraphView, skeleton: Skeleton, tables: set[int]) -> bool:
     return any(reaches_table(view, moved_forward(view, up.out), tables) for up, _ in _ups(view, skeleton.norm))
 
 
-def _views_of(value: ir.Value) -> list[ir.Value]:
+def _views_of(view: GraphView, value: ir.Value) -> list[ir.Value]:
     """The value and its views."""
     found = [value]
     for item in found:
         found += [
-            node.outputs[0] for node, place in uses(item)
+            node.outputs[0] for node, place in view.following(item)
             if place == 0 and node.op_type in ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
         ]  # fmt: skip
     return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from fusion.facts.graph import GraphView, dtype_name, uses
+from fusion.facts.graph import GraphView, dtype_name
 from fusion.facts.rotary.rotation import NotARotation, Rotation, read_rotation
 from fusion.facts.semantics import Conflict, OutOfRange, Unsupported, lookup
 from fusion.facts.symbols.symbolic import Symbolic
@@ -74,7 +74,7 @@ def rotated_values(view: GraphView, moved: list[Moved]) -> list[ir.Value]:
     pending = [item.value for item in moved]
     while pending and len(seen) < 3 * MOST:
         value = pending.pop(0)
-        for node, _ in uses(value):
+        for node, _ in view.following(value):
             if not _is_step(node):
                 continue
             for out in node.outputs:
@@ -275,7 +275,7 @@ def _position(rows: _Rows, start: int, each: int, width: int) -> Array:
 def reaches_table(view: GraphView, moved: list[Moved], tables: set[int]) -> bool:
     """Whether what was moved meets cos or sin in a product: it looks like a rotated query."""
     for value in (item.value for item in moved):
-        for node, _ in uses(value):
+        for node, _ in view.following(value):
             if node.op_type == "RotaryEmbedding":
                 return True
             if node.op_type == "Mul" and any(id(_behind(view, item)) in tables for item in node.inputs):

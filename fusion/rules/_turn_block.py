@@ -120,6 +120,12 @@ def read_site(facts: Facts, rotated: Rotated, turned: Turned) -> TurnSite:
         raise Refused(
             "rope-rank", "rows of rank 2 to 4", str(site.shapes[0]), "[B, N, S, D] or [T, N, D]", "", turned.out
         )
+    for value in (x, cos, sin):
+        if any(probe.known(value).loose and 1 in (probe.shape(value) or ()) for probe in rotated.probes):
+            raise Refused(
+                "rope-tables", "sizes of rows and tables follow from shapes", f"{value.name}, as many as data say",
+                "the same sizes in each call", "", turned.out,
+            )  # fmt: skip
     site.region = block.region_of(results, site.feeds)
     return site
 

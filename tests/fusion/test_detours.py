@@ -176,3 +176,31 @@ def test_a_transpose_whose_shape_is_asked_stays_in_the_match(pairs: bool) -> Non
 
     result = check(rotary_model(build), feeds(), {"RotaryPositionEmbedding": 1})
     assert result.ops_after["Transpose"] == (2 if pairs else 0)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("between", "content"),
+    [
+        ("u = Identity (t)", False),
+        ("u = Reshape (t, same)", False),
+        ("p = Transpose <perm = [2, 1, 0]> (t) u = Transpose <perm = [2, 1, 0]> (p)", False),
+        ("v = Reshape (t, same) u = Abs (v)", True),
+        ("u = Transpose <perm = [2, 1, 0]> (t)", True),
+    ],
+)
+def test_a_shape_is_asked_behind_idle_nodes_in_any_order(between: str, content: bool, late: bool) -> None:
+    """Where only a shape is asked between two transposes, a match may have both; else the second is looked past."""
+    asked, back = f"{between} s = Shape (u)", "b = Transpose <perm = [1, 0, 2]> (t)"
+    view = view_of(f"""g (float[S, T, 4] x) => (float[S, T, 4] y) <int64[3] same = {{0, 0, 0}}> {{
+        t = Transpose <perm = [1, 0, 2]> (x)
+        {asked if late else back}
+        {back if late else asked}
+        n = Abs (b)
+        y = Expand (n, s)
+    }}""")
+    before = written(view.graph)
+    detours = Detours(view)
+    assert value(view, "n").producer().inputs[0] is value(view, "x" if content else "b")  # type: ignore[union-attr]
+    detours.end()
+    assert written(view.graph) == before

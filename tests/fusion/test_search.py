@@ -89,6 +89,30 @@ def test_copies_that_belong_to_two_places_stay_apart() -> None:
     assert [site.op for site in result.sites] == [OP, OP]
 
 
+def doubled(model: onnx.ModelProto) -> onnx.ModelProto:
+    """All that is computed is computed again, for results of its own."""
+    other = onnx.ModelProto()
+    other.CopyFrom(model)
+    made = {name for node in model.graph.node for name in node.output}
+    again = onnx.compose.add_prefix_graph(model.graph, "again_")
+    for node in again.node:
+        plain = [name.removeprefix("again_") for name in node.input]
+        node.input[:] = [f"again_{name}" if name in made else name for name in plain]
+    other.graph.node.extend(again.node)
+    other.graph.output.extend(again.output)
+    return other
+
+
+def test_many_small_fusions_count_more_than_one_that_is_larger() -> None:
+    """Read as one, the rotations are one larger operator, but the norms, both results, are in each other's way."""
+    spec = Spec(rope="half_slices", cos="freq", outs=True)
+    model = doubled(Preamble(spec).model())
+    result = fusion.fuse(model)
+    assert sorted(site.op for site in result.sites) == ["RmsNorm"] * 2 + ["RotaryPositionEmbedding"] * 2
+    assert worst(run(result.model, feeds(spec, 2, 3, 0)), run(model, feeds(spec, 2, 3, 0)), spec.dtype) == ""
+    assert not fusion.fuse(result.model).sites
+
+
 def test_a_second_look_that_is_no_better_leaves_nothing_behind() -> None:
     model = model_of(layers=2, outs=True)
     found = find(model, Options(product="950"))

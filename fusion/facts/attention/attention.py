@@ -235,7 +235,7 @@ class AttentionReader:
         if not depth or value.is_graph_output():
             return None
         readers = [(node, place) for node, place in uses(value) if node.op_type != "IsNaN"]
-        if len(readers) != 1:
+        if len(readers) != 1 or readers[0][0].graph is not self._view.graph:
             return None
         node, place = readers[0]
         if node.op_type == "MatMul":
@@ -253,10 +253,10 @@ class AttentionReader:
     def _guard(self, out: ir.Value) -> tuple[ir.Node, int] | None:
         """``Where(rows without a key, 0, result)`` behind the result or a view of it."""
         for _ in range(DEPTH):
-            readers = list(uses(out))
-            if len(readers) != 1 or out.is_graph_output():
+            reader = self._view.only_reader(out)
+            if reader is None or out.is_graph_output():
                 return None
-            ((node, place),) = readers
+            node, place = reader
             if node.op_type == "Where":
                 zero = place > 0 and self._view.scalar(node.inputs[3 - place]) == 0.0
                 return (node, place) if zero else None

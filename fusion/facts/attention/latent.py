@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fusion.facts.attention.projection import Projection, projection_of
-from fusion.facts.graph import GraphView, uses
+from fusion.facts.graph import GraphView
 from fusion.facts.symbols.symbolic import Source, Symbolic
 from fusion.facts.symbols.terms import Sym
 from fusion.facts.trial.probe import Probe
@@ -122,7 +122,7 @@ def _is_product(value: ir.Value) -> bool:
 
 def _joined(view: GraphView, parts: Sequence[ir.Value]) -> ir.Value | None:
     """The Concat of exactly these values: halves of a rotation."""
-    for node, _ in uses(parts[0]) if parts else ():
+    for node, _ in view.following(parts[0]) if parts else ():
         if node.op_type == "Concat":
             inputs = {id(view.root(item)) for item in node.inputs if item is not None}
             if inputs == {id(view.root(part)) for part in parts}:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from fusion.facts.graph import GraphView, uses
+from fusion.facts.graph import GraphView
 from fusion.facts.norms.norm import NormFact, squared_value
 from fusion.facts.strip import stripped
 from fusion.facts.symbols.parameters import Reason
@@ -34,7 +34,7 @@ def _reason(view: GraphView, reduction: ir.Node) -> Reason | None:
     x = squared_value(view, reduction)
     if x is None:
         return None
-    behind = _behind(reduction.outputs[0])
+    behind = _behind(view, reduction.outputs[0])
     names = {node.op_type for node in behind}
     if not names & {"Sqrt", "Pow", "Reciprocal", "Div"} or not names & {"Mul", "Div"}:
         return None
@@ -43,7 +43,7 @@ def _reason(view: GraphView, reduction: ir.Node) -> Reason | None:
     if axes != [-1] and axes != [_rank(x) - 1]:
         return Reason("norm-axis", "the mean goes over the last axis", f"axes {axes}", "the last axis alone", place)
     added = [node for node in behind if node.op_type == "Add"]
-    rooted = {id(node) for root in behind if root.op_type in ("Sqrt", "Pow") for node in _behind(root.outputs[0])}
+    rooted = {id(node) for root in behind if root.op_type in ("Sqrt", "Pow") for node in _behind(view, root.outputs[0])}
     under = [node for node in added if id(node) not in rooted]
     if not under:
         found = "added to the root" if added else "none"
@@ -58,15 +58,13 @@ def _reason(view: GraphView, reduction: ir.Node) -> Reason | None:
     )  # fmt: skip
 
 
-def _behind(value: ir.Value) -> list[ir.Node]:
+def _behind(view: GraphView, value: ir.Value) -> list[ir.Node]:
     """Nodes that compute on with a value, nearest first."""
     found: list[ir.Node] = []
     seen: set[int] = set()
     level = [value]
     while level and len(found) < 4 * _REACH:
-        nodes = [
-            node for item in level for node, _ in uses(item) if node.op_type in _FORWARD and node.graph is not None
-        ]
+        nodes = [node for item in level for node, _ in view.following(item) if node.op_type in _FORWARD]
         nodes = [node for node in {id(node): node for node in nodes}.values() if id(node) not in seen]
         seen |= {id(node) for node in nodes}
         found += nodes

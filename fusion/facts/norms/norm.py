@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fusion.facts.graph import GraphView, dims_of, uses
+from fusion.facts.graph import GraphView, dims_of
 from fusion.facts.norms.product import Algebra, Product
 from fusion.facts.strip import signless, stripped
 from fusion.facts.trial.settle import Survey
@@ -107,19 +107,19 @@ def _spelled(view: GraphView, survey: Survey, reduction: ir.Node) -> list[NormFa
     x, square_nodes = squared
     facts: list[NormFact] = []
     for mean in _means(view, reduction):
-        for value in _views(mean.value):
-            for use, _ in uses(value):
+        for value in _views(view, mean.value):
+            for use, _ in view.following(value):
                 epsilon = _other_scalar(view, use, value)
                 if use.op_type == "Add" and epsilon is not None:
                     facts.extend(_products(view, survey, x, use, epsilon, mean, (*square_nodes, *mean.nodes, use)))
     return facts
 
 
-def _views(value: ir.Value) -> list[ir.Value]:
+def _views(view: GraphView, value: ir.Value) -> list[ir.Value]:
     """The value and its views."""
     found = [value]
     for item in found:
-        found += [use.outputs[0] for use, place in uses(item) if use.op_type in _VIEWS and place == 0]
+        found += [use.outputs[0] for use, place in view.following(item) if use.op_type in _VIEWS and place == 0]
     return found
 
 
@@ -180,13 +180,13 @@ def _means(view: GraphView, reduction: ir.Node) -> list[_Mean]:
     """Values that are the mean square."""
     if reduction.op_type == "ReduceMean":
         return [_Mean(reduction.outputs[0], None, ())]
-    totals: list[tuple[ir.Value, tuple[ir.Node, ...]]] = [(item, ()) for item in _views(reduction.outputs[0])]
+    totals: list[tuple[ir.Value, tuple[ir.Node, ...]]] = [(item, ()) for item in _views(view, reduction.outputs[0])]
     if reduction.op_type == "ReduceL2":
         totals = [(node.outputs[0], (node,)) for item, _ in totals for node in _squares_of(view, item)]
     found = [_Mean(total, None, nodes, raw=True) for total, nodes in totals]
     divided = [(total, 1.0, nodes) for total, nodes in totals]
     for value, count, nodes in divided:  # grows while it is walked: the number may come in parts
-        for use, position in uses(value):
+        for use, position in view.following(value):
             factor = _other_scalar(view, use, value)
             if factor and (use.op_type == "Mul" or (use.op_type == "Div" and position == 0)):
                 now = count / factor if use.op_type == "Mul" else count * factor
@@ -204,7 +204,7 @@ def _squares_of(view: GraphView, value: ir.Value) -> list[ir.Node]:
     own = view.number(value)
     return [
         use
-        for use, place in uses(value)
+        for use, place in view.following(value)
         if (use.op_type == "Mul" and all(item is not None and view.number(item) == own for item in use.inputs))
         or (use.op_type == "Pow" and place == 0 and view.scalar(use.inputs[1]) == 2.0)
     ]
@@ -230,7 +230,7 @@ def _products(
     queue, complete = [root.outputs[0]], []
     while queue:
         value = queue.pop(0)
-        for use, _ in uses(value):
+        for use, _ in view.following(value):
             if use.domain not in ("", "ai.onnx") or id(use.outputs[0]) in inner:
                 continue
             if use.op_type in _STEP:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fusion.facts.graph import GraphView, uses
+from fusion.facts.graph import GraphView
 from fusion.facts.quantised.static_quant import is_quantising
 from fusion.facts.strip import stripped
 from fusion.facts.symbols.parameters import Reason
@@ -170,8 +170,8 @@ def _scales(view: GraphView, x: ir.Value, largest: ir.Node) -> list[ir.Value]:
     for _ in range(_DEPTH):
         following = []
         for item in level:
-            for node, _ in uses(item):
-                if node.graph is None or node.op_type not in ("Mul", "Div", "Cast", "Identity"):
+            for node, _ in view.following(item):
+                if node.op_type not in ("Mul", "Div", "Cast", "Identity"):
                     continue
                 value = node.outputs[0]
                 form = _form(view, value, x, largest)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from fusion.facts.graph import GraphView, uses
+from fusion.facts.graph import GraphView
 from fusion.facts.norms.norm import NormFact
 from fusion.facts.rotary.rotation import NotARotation, Rotation, read_rotation
 from fusion.facts.semantics import Conflict, lookup
@@ -200,10 +200,10 @@ def values_behind(view: GraphView, value: ir.Value) -> Iterator[ir.Value]:
     seen: set[int] = set()
 
     def readers(item: ir.Value) -> None:
-        for node, _ in uses(item):
+        for node, _ in view.following(item):
             known = lookup(node.domain, node.op_type)
             moves = known is not None and known.moves is not None
-            if id(node) not in seen and node.graph is view.graph and (moves or node.op_type in _ARITHMETIC):
+            if id(node) not in seen and (moves or node.op_type in _ARITHMETIC):
                 seen.add(id(node))
                 heapq.heappush(queue, (view.order(node), id(node), node))
 

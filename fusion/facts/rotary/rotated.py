@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fusion.facts.graph import GraphView, uses
+from fusion.facts.graph import GraphView
 from fusion.facts.rotary.rotation import NotARotation, Rotation, read_rotation
 from fusion.facts.semantics import Conflict, lookup
 from fusion.facts.symbols.operand import columns_of
@@ -163,8 +163,8 @@ def _forward(view: GraphView, start: ir.Value) -> list[ir.Node]:
     pending = [start]
     while pending and len(nodes) < MOST:
         value = pending.pop(0)
-        for node, place in uses(value):
-            if id(node) not in nodes and node.graph is view.graph and _may_pass(view, node, place):
+        for node, place in view.following(value):
+            if id(node) not in nodes and _may_pass(view, node, place):
                 nodes[id(node)] = node
                 pending += node.outputs
     return list(nodes.values())

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from fusion.facts.graph import GraphView, dtype_name, uses
+from fusion.facts.graph import GraphView, dtype_name
 from fusion.facts.rotary.rotary_ops import is_rotary, read_rotary
 from fusion.facts.rotary.turned import BUDGET, Turned, read_turned
 from fusion.facts.semantics import lookup
@@ -100,7 +100,7 @@ class Rotations:
         """The first whole rotation at or behind a sum of products, else the first partial one, else a reason."""
         partial: Rotated | None = None
         reason: Reason | None = None
-        for value in _ahead(anchor):
+        for value in _ahead(self._view, anchor):
             read = self._read(value)
             if isinstance(read, Reason):
                 if reason is None or read.code not in _QUIET:
@@ -196,15 +196,15 @@ def _is_product(view: GraphView, value: ir.Value | None) -> bool:
     return False
 
 
-def _ahead(value: ir.Value) -> Iterator[ir.Value]:
+def _ahead(view: GraphView, value: ir.Value) -> Iterator[ir.Value]:
     """The value, and what movement makes of it, nearest first."""
     yield value
     seen, level = {id(value)}, [value]
     for _ in range(_AHEAD):
         following = []
         for item in level:
-            for node, place in uses(item):
-                if node.graph is None or not _moves(node, place):
+            for node, place in view.following(item):
+                if not _moves(node, place):
                     continue
                 for output in node.outputs:
                     if id(output) not in seen:

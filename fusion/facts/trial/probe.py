@@ -64,6 +64,13 @@ class Numbers:
         return (data * self.stride + rng.integers(0, self.stride, count)).reshape(shape)
 
 
+def _sizes_by_data(node: ir.Node, operands: Sequence[Known | None]) -> bool:
+    """Whether the data say how many elements a node gives: those that are not 0, or each of so many."""
+    place = {"NonZero": 0, "Slice": 4}.get(node.op_type)
+    told = operands[place] if place is not None and place < len(operands) else None
+    return told is not None and told.taint
+
+
 class Probe:
     """Evaluates values on demand and remembers them, by trial number: what is computed alike is computed once.
 
@@ -217,8 +224,7 @@ class Probe:
         if node.op_type in _WRITTEN_OVER:
             loose = first is not None and first.loose
         else:
-            counts = node.op_type == "NonZero" and first is not None and first.taint
-            loose = counts or any(item is not None and item.loose for item in operands)
+            loose = _sizes_by_data(node, operands) or any(item is not None and item.loose for item in operands)
         return [replace(item, loose=True) for item in results] if loose else results
 
     def _evaluated(self, node: ir.Node, operands: list[Known | None]) -> list[Known]:

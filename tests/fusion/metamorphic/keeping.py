@@ -358,7 +358,14 @@ def _meeting(draft: Draft) -> set[str]:
     for item in draft.model.graph.input:
         dims = tuple(dim.dim_param or str(dim.dim_value) for dim in item.type.tensor_type.shape.dim)
         forms.setdefault(dims, []).append(item.name)
-    asked = {node.output[0]: node.input[0] for node in draft.nodes if node.op_type == "Shape"}
+    moved = {node.output[0]: node.input[0] for node in draft.nodes if node.input}
+    asked: dict[str, str] = {}
+    for node in draft.nodes:
+        if node.op_type == "Shape":
+            name = node.input[0]
+            while name in moved:  # what an edit before has put in between
+                name = moved[name]
+            asked[node.output[0]] = name
     groups = [*forms.values(), *({asked.get(name, "") for name in node.input} - {""} for node in draft.nodes)]
     inputs = {item.name for item in draft.model.graph.input}
     return {name for group in groups if len(inputs & set(group)) > 1 for name in group}

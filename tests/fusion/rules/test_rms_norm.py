@@ -279,3 +279,21 @@ def test_a_constant_without_elements_is_read() -> None:
         return {"y": g.op("Concat", y, g.op("Neg", empty), axis=0)}
 
     assert counts(fusion.fuse(model_of(build, {"x": ["T", WIDTH]}))) == {"RmsNorm": 1}
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_what_a_branch_makes_of_a_norm_is_no_norm(outside: bool) -> None:
+    """The same row times the same root is the norm outside the branch, and in it something that is not always done."""
+
+    def build(g: Graph) -> dict[str, str]:
+        mean = g.reduce("ReduceMean", g.op("Mul", "x", "x"))
+        inverse = g.op("Reciprocal", g.op("Sqrt", g.op("Add", mean, g.scalar(1e-5))))
+        branch = onnx.helper.make_graph(
+            [onnx.helper.make_node("Mul", ["x", inverse], ["inside"])], "branch", [],
+            [onnx.helper.make_tensor_value_info("inside", onnx.TensorProto.FLOAT, None)],
+        )  # fmt: skip
+        chosen = g.op("If", g.const(np.array(True)), then_branch=branch, else_branch=branch)
+        return {"y": g.op("Mul", "x", inverse), "chosen": chosen} if outside else {"chosen": chosen}
+
+    result = check(model_of(build, {"x": BSH}), feeds("float32", 2, 3, WIDTH), {})
+    assert codes(result, "RmsNorm") == ({"inner-value-read"} if outside else set())

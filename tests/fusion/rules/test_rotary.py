@@ -343,6 +343,22 @@ def test_near_miss_is_left_alone_with_the_reason(name: str) -> None:
     assert codes(result, "RotaryPositionEmbedding") == wanted
 
 
+def test_a_table_of_as_many_columns_as_an_input_says_is_left_alone() -> None:
+    """With a large step one column stands for all, with a step of 1 (-99 here) it does not."""
+
+    def build(g: Graph) -> dict[str, str]:
+        step = g.op("Add", "step", g.ints(100))
+        sin = g.op("Slice", "sin", g.ints(0), g.ints(1 << 40), g.ints(3), step)
+        return {"y": products(g, "x", rotate_half(g, "x", WIDTH), "cos", sin)}
+
+    table: list[str | int] = ["B", 1, "S", WIDTH]
+    inputs = {"x": ["B", 2, "S", WIDTH], "cos": table, "sin": table, "step": [1]}
+    result = fusion.fuse(model_of(build, inputs, kinds={"step": "int64"}))  # type: ignore[arg-type]
+    assert not result.sites
+    (refusal,) = result.refusals
+    assert refusal.code == "rope-tables" and refusal.found.endswith("as many as data say")
+
+
 def test_products_that_others_read_stay() -> None:
     def build(g: Graph) -> dict[str, str]:
         turned = products(g, "x", rotate_half(g, "x", WIDTH), "cos", "sin")
