@@ -87,7 +87,9 @@ def find(model: ir.Model, options: Options, stands_for: Mapping[str, int] | None
     Args:
         stands_for: result of a node -> for how many nodes it stands in a folded model (:mod:`fusion.folding`).
     """
+    started = time.perf_counter()
     typed = fill_types(model.graph)
+    typing = time.perf_counter() - started
     found = _look(model, options, stands_for or {})
     if found.has_copies:
         first, operands = found, found.take_off()
@@ -98,6 +100,7 @@ def find(model: ir.Model, options: Options, stands_for: Mapping[str, int] | None
             put_back(operands)
             first.timings, found = found.timings, first
     found.typed = typed
+    found.timings["facts"] += typing
     return found
 
 
